@@ -51,17 +51,13 @@ END
     ;;
   ray-head)
     secret ray_token > /dev/null
-    database=$(secret ledger_db_password)
     password=$(secret mlflow_password)
-    private "$HOME/.pgpass" <<END
-postgres:5432:ledger:ledger:$database
-END
     private "$HOME/.mlflow/credentials" <<END
 [mlflow]
 mlflow_tracking_username = sweep
 mlflow_tracking_password = $password
 END
-    # No trial runs here, because this container has the credentials of MLflow and of the ledger.
+    # No trial runs here, because this container has the credentials of MLflow.
     exec ray start --head --block --disable-usage-stats --include-dashboard=false \
       --node-ip-address "$(getent hosts "$RAY_HEAD" | cut -d ' ' -f 1)" --port 6379 \
       --num-cpus 0 --num-gpus 0 --object-store-memory "$RAY_OBJECT_STORE_BYTES"

@@ -152,7 +152,6 @@ def check_no_copy(
         f"{section}.{key}": uri
         for section, key in (
             ("tracking", "uri"),
-            ("storage", "ledger"),
             ("storage", "checkpoints"),
         )
         if (uri := getattr(getattr(spec, section), key)) is not None

@@ -7,6 +7,7 @@ what a generation is and how it is committed (`trainable`).
 from __future__ import annotations
 
 import resource
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 KEY = ("storage", "checkpoints")
 """The key of a spec that names the storage of the checkpoints."""
+
+
+class StorageMoved(ValueError):
+    """A resume would change a sweep's name, or where its checkpoints are."""
 
 
 def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
@@ -182,3 +187,25 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
             probe(spec.storage.checkpoints, empty=paths.name if new else None)
         except StoreUnusable as error:
             raise UserError([Issue(KEY, str(error))]) from error
+
+
+def check_kept(paths: SweepPaths, before: SweepSpec, after: SweepSpec) -> None:
+    """Check that a resumed sweep keeps its name and its checkpoint storage.
+
+    Raises:
+        StorageMoved: It would change one of them.
+    """
+    if before.name != paths.name:
+        back = shlex.join(("mv", "-T", str(paths.directory), str(paths.root / before.name)))
+        raise StorageMoved(
+            f"{paths.directory} holds the sweep '{before.name}', copied or renamed: its runs in "
+            "tracking, and what it keeps elsewhere, are found by that name, and two copies would "
+            f"write into the same ones; rename it if it is the only one: {back}"
+        )
+    was, wanted = before.storage.checkpoints, after.storage.checkpoints
+    if was != wanted:
+        raise StorageMoved(
+            f"storage.checkpoints is {was or 'null'} and cannot become {wanted or 'null'}: a "
+            "sweep's trials stay where they were written down; leave it out, or run a new sweep, "
+            "which can learn from this one (search.warm_start)"
+        )

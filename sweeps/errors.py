@@ -105,7 +105,7 @@ class WrongDuration(ValueError):
 
 
 class RevisionError(ValueError):
-    """No revision of a sweep's spec is valid, or a newer release wrote the sweep."""
+    """No revision of a sweep's spec is valid, or another release wrote the sweep."""
 
 
 class SearchChanged(ValueError):

@@ -5,7 +5,7 @@
       .removed/<sweep>/            a sweep that `sweep rm` has not removed completely yet
       <sweep>/
         sweep.yaml                 the resolved spec, one revision after another
-        ledger.db                  unless storage.ledger names a database
+        ledger.db
         lock  control/  outbox/
         trials/0007/               one training run's directory, owned by `trainable`
         ray/attempt-001/           Ray Tune's own files; may be deleted at any time
@@ -29,11 +29,10 @@ from sweeps.errors import InvalidName, UserError
 from sweeps.formatting import shown
 from tracking.address import is_database, sqlite_uri
 
-FORMAT = 3
-"""The format version of all these files together. It increases when an earlier release would
-misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
-first. A sweep without a version has format 1. Sweeps of earlier formats can be looked at and
-exported, and not continued."""
+FORMAT = 4
+"""The format version of all these files together. It increases when another release would misread
+one of them. Each revision of `sweep.yaml` holds it. Every command reads that file first, and
+refuses a sweep of another format."""
 _LONGEST_NAME = 100
 RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 """The files of the embedded tracking store, beside the sweeps' directories."""

@@ -1,7 +1,7 @@
 """Check that a store may be connected to before credentials are sent to it.
 
 The user must trust the store, and own the sweep that names it. All code that connects to a
-ledger's database, a tracking store or an object store calls these checks first. What must not live
+tracking store or an object store calls these checks first. What must not live
 here: the list of trusted stores (`tracking.trusted_stores`), and connections.
 """
 
@@ -18,7 +18,7 @@ from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
 from trainable.storage.private_directories import is_ours
 
-_STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
+_STORES = (("tracking", "uri"), ("storage", "checkpoints"))
 
 
 def check_store(directory: Path, uri: str) -> None:
@@ -67,7 +67,7 @@ def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
     Raises:
         StoreUntrusted: The sweep's directory or its ledger belongs to another user.
     """
-    if spec.search.sampler != "cmaes" or spec.storage.ledger is not None:
+    if spec.search.sampler != "cmaes":
         return
     for path in (paths.directory, paths.ledger):
         if path.exists() and not is_ours(owner := os.stat(path).st_uid):

@@ -3,8 +3,7 @@
 The kernel releases the lock when its holder dies, so a dead holder needs no time-out, and a
 stopped one keeps it. On a shared file system such as NFS, other hosts see the lock. The file names
 the current or last holder, so that the next driver can clean up after a dead one. A driver whose
-lock file was removed or replaced has lost the lock. A ledger outside of the directory has a lock
-of its own, which is acquired, too (`ledger.database_lock`).
+lock file was removed or replaced has lost the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
@@ -55,19 +54,6 @@ class LockOwner:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
 
 
-class SecondaryLock(Protocol):
-    """A second lock on a sweep, acquired and released together with the directory's lock."""
-
-    def acquire(self, holder: LockOwner) -> None:
-        """Acquire the lock; raises `SweepLockedError` if another driver holds it."""
-
-    def check(self) -> None:
-        """Raise `LockLost` if this driver has lost the lock."""
-
-    def release(self) -> None:
-        """Release the lock."""
-
-
 def lock_lost(what: str, directory: Path) -> LockLost:
     """Return the error of a driver that has lost the lock.
 
@@ -99,14 +85,11 @@ class SweepLock:
 
     Args:
         path: The lock file.
-        secondary: Another lock that must be held, too.
     """
 
-    def __init__(self, path: Path, secondary: SecondaryLock | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._secondary = secondary
         self._file: IO[str] | None = None
-        self._checking = threading.Lock()  # a forced exit does not acquire it
         self._exiting = False
         self.previous: LockOwner | None = None
         """The last holder, if that driver died without releasing the lock; set by `acquire`."""
@@ -120,17 +103,9 @@ class SweepLock:
             SweepLockedError: Another live driver holds it.
             LockTaken: A process that is not a driver has locked the file.
             IrregularFile: The lock file is not a regular file.
-            LedgerError: The ledger's lock cannot be reached.
         """
         holder = LockOwner(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
-        if self._secondary is not None:  # first, because a failure there leaves no files here
-            self._secondary.acquire(holder)
-        try:
-            file = self._lock_file()
-        except BaseException:  # also on an interruption; raised again
-            if self._secondary is not None:
-                self._secondary.release()
-            raise
+        file = self._lock_file()
         # Processes with this token will be killed, so a token in another user's file is ignored.
         if os.fstat(file.fileno()).st_uid == os.geteuid():
             self.previous = read_holder(self._path)
@@ -154,7 +129,7 @@ class SweepLock:
                     raise LockTaken(stranger)
                 raise sweep_locked(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
-                # A user who can open the file can lock it; earlier releases created it readable.
+                # A user who can open the file can lock it; a copy may have made it readable.
                 os.fchmod(number, 0o600)
             self._file = file
             if self.is_ours():
@@ -164,11 +139,10 @@ class SweepLock:
     def check(self) -> None:
         """Check that this process still holds the lock; may be called from any thread.
 
-        It costs a `stat` of the file, and the check of the secondary lock.
+        It costs a `stat` of the file.
 
         Raises:
             LockLost: The lock is lost; this process must not write to the sweep any more.
-            LedgerError: The secondary lock cannot be checked.
         """
         if self._exiting:
             threading.Event().wait()  # until this process ends
@@ -177,9 +151,6 @@ class SweepLock:
                 f"the lock {self._path} was removed or replaced under this driver",
                 self._path.parent,
             )
-        if self._secondary is not None:
-            with self._checking:
-                self._secondary.check()
 
     def block_writers(self) -> None:
         """Block writers while the process exits, so that no write ends half-way.
@@ -200,16 +171,6 @@ class SweepLock:
 
     def release(self) -> None:
         """Release the lock, and remove the holder from the file."""
-        self.release_local()
-        if self._secondary is not None:
-            self._secondary.release()
-
-    def release_local(self) -> None:
-        """Release only the directory's lock, before a forced exit.
-
-        Another thread may be using the secondary lock's connection; the end of the process
-        releases that lock.
-        """
         if self._file is not None:
             self._file.truncate(0)
             self._file.close()

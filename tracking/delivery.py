@@ -346,7 +346,7 @@ class Delivery:
         points = [] if trial == SWEEP else self._missing(run_id, _changed_points(changed, start))
         now = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
         missing = {key: value for key, value in params.items() if key not in state.params}
-        # An earlier release may have created the run without these tags.
+        # The driver that created the run may not have had these tags.
         inherited = start.get("inherited", {}).items()
         missing_tags = {key: value for key, value in inherited if key not in state.tags}
         return Request(missing, points, {**missing_tags, **start["tags"], **now})

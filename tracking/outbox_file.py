@@ -25,7 +25,7 @@ FILE_NAME = "outbox.db"
 _WAIT_SECONDS = 60.0
 """Seconds to wait for another process's transaction."""
 
-_VERSION = 3
+_VERSION = 4
 _SCHEMA = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, state INTEGER NOT NULL,
@@ -38,16 +38,12 @@ CREATE TABLE runs (trial INTEGER PRIMARY KEY, run_id TEXT NOT NULL) WITHOUT ROWI
 CREATE TABLE told (trial INTEGER PRIMARY KEY, status TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE marks (trial INTEGER PRIMARY KEY, marks TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-"""
-
-_ADDITIONS = """
-CREATE INDEX IF NOT EXISTS told_in_order ON records (trial, id) WHERE kind != 'artifact';
-CREATE INDEX IF NOT EXISTS artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
-CREATE TABLE IF NOT EXISTS notifications (
+CREATE INDEX told_in_order ON records (trial, id) WHERE kind != 'artifact';
+CREATE INDEX artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
+CREATE TABLE notifications (
     id TEXT PRIMARY KEY, delivered INTEGER NOT NULL, body TEXT NOT NULL);
 """
-"""Also added to files of earlier releases, which ignore them. Without an index, each artifact
-scans all records."""
+"""Without the last two indexes, each artifact scans all records."""
 
 
 class OutboxError(OSError):
@@ -111,7 +107,6 @@ def open_file(path: Path) -> sqlite3.Connection:
             )
         elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(verdict)
-        db.executescript(_ADDITIONS)
     except BaseException:  # Ctrl-C must close the connection, too; the error is raised again
         db.close()
         raise
@@ -189,7 +184,7 @@ class OutboxFile:
         directory: Created when it is missing. A damaged file in it is moved aside.
 
     Raises:
-        OutboxError: The directory cannot be written, or a newer version wrote the file.
+        OutboxError: The directory cannot be written, or another version wrote the file.
     """
 
     def __init__(self, directory: Path) -> None:

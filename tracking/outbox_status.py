@@ -106,7 +106,9 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
                         "SELECT DISTINCT trial FROM records WHERE kind != 'artifact'"
                     )
                 ),
-                notifications=_count_notifications(db),
+                notifications=db.execute(
+                    "SELECT COUNT(*) FROM notifications WHERE NOT delivered"
+                ).fetchone()[0],
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),
             )
     except sqlite3.OperationalError as error:
@@ -121,14 +123,6 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             damage=f"the outbox {path} is damaged ({error}); the trials' own files and the server "
             "have its content; a resume moves it aside and delivers what the server lacks",
         )
-
-
-def _count_notifications(db: sqlite3.Connection) -> int:
-    """Return how many notifications wait; an outbox of an earlier release has no table of them."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'notifications'").fetchone():
-        return 0
-    query = "SELECT COUNT(*) FROM notifications WHERE NOT delivered"
-    return int(db.execute(query).fetchone()[0])
 
 
 def backlog(directory: Path) -> tuple[int, int]:

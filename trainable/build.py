@@ -25,7 +25,7 @@ from trainable.data import Source
 from trainable.epoch_start import EpochStart
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
-from trainable.fingerprint import opened_files
+from trainable.fingerprint import BUILT, opened_files
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
 from trainable.held_out import HeldOut
@@ -46,7 +46,6 @@ from trainable.rank_sync import build_alike
 from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
-from trainable.rules import BUILT, rules_of, under_rules
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.shard_files import ShardGroup
@@ -216,11 +215,10 @@ def open_trainer(
         metrics=config.metrics,
         mode=config.modes[0],
         layer_norms_every=train.layer_norms_every,
-        readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory) if ranks.is_first else (),
         seed=config.seed,
-        val_seed=val_seed(config),
+        val_seed=derive_seed("validation"),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
     )
@@ -348,7 +346,7 @@ def build_parts(
     train = config.train
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, device), device)
-    data_seed = data_seed_of(config)
+    data_seed = config.seed if config.data_seed is None else config.data_seed
     with hidden_group():  # as in the check of a sweep, which has one process
         with opened_files(config.task.name) as opened:
             set_seed(data_seed)
@@ -360,11 +358,10 @@ def build_parts(
             set_seed(config.seed)  # again: weights must not depend on what build_data drew
             built = _build_model(task)
         found = list(cautions(built, data, config))
-        compared = rules_of(config.training_rules).compares_built and compare
         workers = train.loader.num_workers > 0
         summary = (
             opened | summarise(task, built, data, arguments=config.task.arguments, apart=workers)
-            if compared
+            if compare
             else None
         )
     synchronize_batch_norm(built, train, device=device, size=ranks.size)
@@ -375,7 +372,7 @@ def build_parts(
             task,
             data,
             config,
-            val_seed=val_seed(config) or config.seed,
+            val_seed=derive_seed("validation"),
             device=device,
             ranks=ranks,
         )
@@ -385,7 +382,7 @@ def build_parts(
     if remedy := remedy_for_passes(train, train_source.plan, size):
         check_passes(train, remedy)
         ranks.expect_unequal_passes(remedy)
-    with under_rules(config.training_rules), hidden_group():
+    with hidden_group():
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
@@ -439,21 +436,6 @@ def _prepared(
     model = prepare_model(built, config.train)
     shard_model(model, task, ranks, device=device, precision=precision.name)
     return model.to(device)  # buffers that no sharded module has
-
-
-def data_seed_of(config: TrialConfig) -> int:
-    """Return the seed under which the task and its data are built."""
-    if config.data_seed is None or not rules_of(config.training_rules).shared_data:
-        return config.seed
-    return config.data_seed
-
-
-def val_seed(config: TrialConfig) -> int | None:
-    """Return the seed of validation, the same for all trials.
-
-    None under the first training rules: validation then draws from training's generators.
-    """
-    return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
 def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError, TaskError
-from trainable.fingerprint import ARGUMENTS, COLLATED, differences
+from trainable.fingerprint import ARGUMENTS, BUILT, COLLATED, differences
 from trainable.parent_death import end_with_parent
-from trainable.rules import BUILT
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.splits import is_stream
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular
@@ -132,7 +131,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
 def _read(file: Path) -> Summary | None:
     try:
         found = json.loads(read_regular(file, LARGEST_TEXT))
-    # a run of an earlier release, or a file cut short by a power loss
+    # a file lost or cut short by a power loss
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from trainable.config_base import Every, Interval, Section, equal_to, fraction_or_count
 from trainable.optimizer_config import OptimizerConfig, ScheduleConfig, is_own
-from trainable.rules import NEWEST
 
 SPLIT_SEED = "split_seed"
 """The argument with which a task says that it splits its samples by a seed of its own."""
@@ -333,8 +332,9 @@ class TrialConfig(Section):
     """The run ends after so many reports without a new best; null: at the end of its budget."""
     workers: int = Field(default=1, ge=1, exclude_if=equal_to(1))
     """Processes, called ranks, that train the model together; each has its own device."""
-    training_rules: Literal[1, 2, 3] = NEWEST
-    """The version of the training rules; a run keeps the version with which it started."""
+    training_rules: Literal[3] = 3
+    """The version of the training rules. A change of what a configuration trains needs a new one;
+    runs of another one are refused."""
 
     _checkpoint_at_reports = model_validator(mode="before")(checkpoint_at_reports)
 

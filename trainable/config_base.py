@@ -73,8 +73,5 @@ def fraction_or_count(value: float | None) -> float | None:
 
 
 def equal_to(value: object) -> Callable[[object], bool]:
-    """Return an `exclude_if` of a key that is left out of a written configuration at this value.
-
-    Configurations of earlier versions lack the key.
-    """
+    """Return an `exclude_if` that leaves a key out of a written configuration at this value."""
     return lambda found: found == value

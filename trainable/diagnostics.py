@@ -32,23 +32,18 @@ _STATM = Path("/proc/self/statm")  # in pages: size, resident, shared, ...
 class LayerNorms:
     """Compute one gradient norm per layer from the norms of single gradients.
 
-    A layer is the module that owns a parameter: a weight and its bias are in one layer.
+    A layer is the module that owns a parameter: a weight and its bias are in one layer. Its name
+    is the module's path and class: `net.02 Linear`.
 
     Args:
-        model: Its module names are the layers' names.
+        model: The model that has the layers.
         parameters: The parameters in the order in which their gradients are measured.
-        readable: Name a layer by its path and class: `net.02 Linear`; else by its path: `net.2`.
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], *, readable: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = parameters
-        self._layers = [
-            _readable_layer(model, names.get(id(p))) if readable else _layer(names.get(id(p)))
-            for p in parameters
-        ]
+        self._layers = [_layer(model, names.get(id(p))) for p in parameters]
 
     def present(self) -> list[str]:
         """Return the layer of each parameter that has a gradient now."""
@@ -171,7 +166,7 @@ class DeviceTime:
         return self._clock()
 
 
-def _readable_layer(model: nn.Module, name: str | None) -> str:
+def _layer(model: nn.Module, name: str | None) -> str:
     """Return the path and the class of the module that has a parameter.
 
     Positions in a list have as many digits as its last one, so that names sort as layers do.
@@ -191,10 +186,3 @@ def _own_class(module: nn.Module) -> type:
     """Return a module's class as its author wrote it; sharding derives one from it."""
     kinds = type(module).__mro__
     return kinds[2] if kinds[1].__name__ == "FSDPModule" else kinds[0]
-
-
-def _layer(name: str | None) -> str:
-    if name is None:
-        return "(outside the model)"  # a task may train other parameters, such as those of a loss
-    module, dot, _ = name.rpartition(".")
-    return module if dot else "(model)"

@@ -17,11 +17,11 @@ from trainable.built import BuiltDiffers
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingCaution
 from trainable.find_task import load_loop
+from trainable.fingerprint import BUILT
 from trainable.held_out import SEED
 from trainable.logged import merge_logged
 from trainable.loop import Trainer
 from trainable.manifest import Generation
-from trainable.rules import BUILT
 from trainable.step import translate_torch_errors
 from trainable.streams import StreamPlan
 from trainable.tested import RecordedTest

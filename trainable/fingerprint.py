@@ -27,6 +27,8 @@ FOREIGN = {"site-packages", "dist-packages"}
 """Directories of installed packages."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 _PIECE = 1 << 22
+BUILT = "built.json"
+"""The file in a run's directory that summarises what its task built at the start (`built`)."""
 ARGUMENTS = "arguments"
 """The key in a summary (`built.py`) of the arguments of the task's constructor."""
 COLLATED = "its collated batch"
@@ -127,16 +129,12 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys under which two summaries differ by more than rounding."""
-    # Summaries of earlier releases have no batches, and no items if loader processes are used.
-    keys = [key for key in {**before, **now} if key in before or not _describes_items(key)]
     compared = [
-        key for key in keys if not key.startswith(OPENED) or (key in before and key in now)
+        key
+        for key in {**before, **now}
+        if not key.startswith(OPENED) or (key in before and key in now)
     ]
     return [key for key in compared if not _equal(before.get(key), now.get(key))]
-
-
-def _describes_items(key: str) -> bool:
-    return key.startswith(("train[", "val[")) or key.endswith(COLLATED)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -81,7 +81,6 @@ class Trainer(BaseRun):
         metrics: The first decides which state is the best; those of the others there are reported.
         mode: Whether a lower (`min`) or a higher (`max`) value of the first is better.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
-        readable_layers: Name layers by path and class; else by path alone.
         measure_device_time: Report `train/device_seconds` beside `train/seconds`; waits for the
             device twice a step.
         earlier: Rows written before the run was interrupted.
@@ -108,7 +107,6 @@ class Trainer(BaseRun):
         metrics: Sequence[str],
         mode: Mode,
         layer_norms_every: int = 0,
-        readable_layers: bool = True,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
         seed: int = 0,
@@ -134,7 +132,7 @@ class Trainer(BaseRun):
         self.report_plan, self._last, self._patience = plan, last, patience
         self._windows = EpochWindows(train, state, step.ranks)
         self._metrics, self._mode = metrics, mode
-        self._layer_norms = LayerNorms(step.model, step.parameters, readable=readable_layers)
+        self._layer_norms = LayerNorms(step.model, step.parameters)
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
         self._throughput = Throughput(clock)
@@ -546,7 +544,7 @@ class EpochWindows:
         with self._ranks.together() as message:
             if progress.epoch_samples:
                 source.resume(epoch, progress.epoch_samples)
-            elif progress.window == 0:  # else an earlier version saved the state
+            elif progress.window == 0:  # else a stream resumes
                 progress.epoch_samples = source.begin(epoch)
                 self._start.take()
             if self._ranks.size > 1:

@@ -118,11 +118,10 @@ def read_logged(directory: Path) -> list[tuple[int, Row]]:
     path = directory / LOGGED
     if not path.exists():
         return []
-    found = []
-    for line in _complete_lines(path):
-        at = _parse(line, path)
-        found.append((at.step, at._replace(step=json.loads(line).get("own_step", at.step))))
-    return found
+    return [
+        (_parse(line, path).step, _parse(line, path, step="own_step"))
+        for line in _complete_lines(path)
+    ]
 
 
 def logged_files(directory: Path) -> list[tuple[Path, str]]:
@@ -282,10 +281,10 @@ def _format(row: Row) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-def _parse(line: bytes, path: Path) -> Row:
+def _parse(line: bytes, path: Path, step: str = "step") -> Row:
     try:
         record = json.loads(line)
-        return Row(record["step"], record["time"], record["metrics"])
+        return Row(record[step], record["time"], record["metrics"])
     # RecursionError: the JSON is nested too deeply
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CurveDamaged(

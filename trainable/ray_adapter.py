@@ -2,7 +2,7 @@
 
 The actor stays for the next trial, because a new one takes seconds. It trains nothing: each
 attempt is a fresh process (`forked_process.py`), which trains one report for each `step()`. Ray
-persists only a pointer to a committed checkpoint. A run that fails *reports* its failure instead
+persists no state of a trial. A run that fails *reports* its failure instead
 of raising it. So the actor can serve the next trial, and Ray retries only trials of lost workers.
 
 What must not live here: training (`trial_run.py`), recording, or any knowledge of ledgers and
@@ -11,8 +11,6 @@ tracking.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from trainable import trial_run
@@ -29,8 +27,6 @@ with without_collection():
     from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
     from trainable.ray_ranks import OtherRanks, RankProcess
-
-_POINTER = "pointer.json"
 
 
 class TuneTrial(tune.Trainable):
@@ -78,7 +74,6 @@ class TuneTrial(tune.Trainable):
         resources = self.trial_resources
         bundles = [{}] if resources is None else resources.bundles
         self._config = config | {"bundles": bundles}
-        self._pointer: Any = None
         self._lost: RankLost | None = None
         if self._process is None:
             self._process = ForkedProcess(self.template_command(), self.before_trial)
@@ -100,7 +95,7 @@ class TuneTrial(tune.Trainable):
         if result.get(DONE):
             self._process.end()
         result[SHOULD_CHECKPOINT] = trial_run.POINTER in result
-        self._pointer = result.pop(trial_run.POINTER, self._pointer)
+        result.pop(trial_run.POINTER, None)
         return result
 
     def _receive(self) -> dict[str, Any]:
@@ -144,11 +139,10 @@ class TuneTrial(tune.Trainable):
         return answer
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a pointer to the newest committed generation into the directory for Ray."""
-        (Path(checkpoint_dir) / _POINTER).write_text(json.dumps(self._pointer), encoding="utf-8")
+        """Do nothing: the run commits its own generations; Ray only counts that there is one."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Do nothing: the run opens its newest generation, which is this pointer's or later."""
+        """Do nothing: the run opens its newest generation."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Reuse this actor for another trial."""

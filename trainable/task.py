@@ -26,7 +26,6 @@ from trainable.default_evaluation import evaluation_sums
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
-from trainable.rules import current_rules
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
 from trainable.task_registry import nearest
@@ -393,19 +392,16 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     train once they are unfrozen. A parameter shared between modules appears once, and does not
     decay if any of its uses excludes it.
     """
-    by_shape = current_rules().groups_by_shape
     undecayed: set[int] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             is_bias = name == "bias" or name.endswith("_bias") or name.startswith("bias_")
-            is_vector = by_shape and _is_vector(module, parameter)
+            is_vector = _is_vector(module, parameter)
             if isinstance(module, _NORMS) or is_bias or is_vector:
                 undecayed.add(id(parameter))
     # parameters() yields a shared parameter once; integer parameters are never trained.
     parameters = [
-        p
-        for p in model.parameters()
-        if p.requires_grad or (by_shape and (p.is_floating_point() or p.is_complex()))
+        p for p in model.parameters() if p.requires_grad or p.is_floating_point() or p.is_complex()
     ]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if id(p) not in undecayed]},

@@ -44,15 +44,6 @@ FORMAT = 3
 """Of a state; others are not read."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
-_LATER_PROGRESS = {
-    "batch_size": 0,
-    "evaluated": [],
-    "epoch_begun": False,
-    "epoch_samples": 0,
-    "drawing": {},
-    "sums": {},
-}
-"""Entries of the progress that states of earlier versions lack."""
 _RANKS = "ranks"
 """The entry with what differs on the ranks after the first: a list, absent with one rank."""
 _EPOCH_START = "epoch_start"
@@ -73,13 +64,13 @@ class TrainProgress:
     window: int = 0
     """Windows of the current epoch consumed, skipped ones included."""
     reports: int = 0
-    """Reports made; as many as epochs in states of earlier versions."""
+    """Reports made."""
     since_report: int = 0
     """Windows consumed since the last report, skipped ones included."""
     since_best: int = 0
     """Reports since the best one."""
     batch_size: int = 0
-    """Samples in each window; 0 in states of earlier versions, which did not record it."""
+    """Samples in each window; 0 before the first one."""
     samples: int = 0
     """Samples trained on."""
     skipped: int = 0
@@ -95,7 +86,7 @@ class TrainProgress:
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last report."""
     evaluated: list[str] = field(default_factory=list)
-    """Names of the metrics that `evaluate()` returned; empty in states of earlier versions."""
+    """Names of the metrics that `evaluate()` returned; empty before it was called."""
     epoch_begun: bool = False
     """Whether the task's `on_epoch_start` was called for the current epoch."""
     epoch_samples: int = 0
@@ -264,7 +255,7 @@ class TrainState:
         state.pop(_RANKS, None)
         _check_keys("the state", state, self._expected_keys() | (state.keys() & {_EPOCH_START}))
         weights = completed(self._model, state["model"], base)
-        progress = with_reports({**_LATER_PROGRESS, **state["progress"]})
+        progress = state["progress"]
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         own = self._own_part(state, others)
         if self._position is not None:
@@ -335,12 +326,6 @@ class TrainState:
         expected |= {_TRAINED} if self._modal else set()
         expected |= {"outside"} if self._outside else set()
         return expected | ({"position"} if self._position is not None else set())
-
-
-def with_reports(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved counters with those of reports, which earlier versions made at epochs alone."""
-    made, windows = progress.get("epoch", 0), progress.get("window", 0)
-    return {"reports": made, "since_report": windows, "since_best": 0, **progress}
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

@@ -169,10 +169,8 @@ def _part(state: dict[str, Any], rank: int) -> Any:
 
 def _position(state: dict[str, Any] | None) -> tuple[int, int]:
     progress = {} if state is None else state["progress"]
-    reports = progress.get("epoch", 0)  # earlier versions reported at each epoch, and only there
-    return progress.get("reports", reports), progress.get(
-        "since_report", progress.get("window", 0)
-    )
+    # a custom loop counts epochs alone, and reports at each
+    return progress.get("reports", progress.get("epoch", 0)), progress.get("since_report", 0)
 
 
 def _files(run: Path) -> LocalFiles:

@@ -128,8 +128,8 @@ def trust(
             if not trusted_stores.can_be_trusted(address):
                 raise UserError(
                     "the address is not valid; it is SCHEME://HOST:PORT, without a password, as "
-                    "tracking.uri or storage.ledger has it; write for example "
-                    "https://mlflow.example or postgresql://db.example"
+                    "tracking.uri has it; write for example https://mlflow.example or "
+                    "postgresql://db.example"
                 )
         for address in addresses or ():
             origin = store_origin.origin_of(address)
@@ -218,8 +218,6 @@ def _sentences(one: Removal) -> list[str]:
     if one.objects is not None:
         objects = format_bytes(one.num_object_bytes)
         lines.append(f"  {one.num_objects} objects, {objects}, at {one.objects}")
-    if one.study is not None:
-        lines.append(f"  the ledger {one.study}")
     if one.run_ids:
         lines.append(f"  {len(one.run_ids)} MLflow runs")
     if one.num_waiting:
@@ -247,7 +245,6 @@ def _removed(planned: Sequence[Removal]) -> RenderableType:
     if objects := sum(one.num_objects for one in planned):
         freed = format_bytes(sum(one.num_object_bytes for one in planned))
         parts.append(f"{objects} objects, {freed}, in the object store")
-    parts += [f"the ledger {one.study}" for one in planned if one.study]
     runs = sum(len(one.run_ids) for one in planned)
     if runs:
         parts.append(f"{runs} MLflow runs")

@@ -350,9 +350,6 @@ def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:
         ) from None
     if not CheckpointStore(directory).generations():
         return config
-    if before.training_rules < config.training_rules:
-        kept = {"training_rules": before.training_rules, "data_seed": before.data_seed}
-        config = config.model_copy(update=kept)
     differing = [
         f"{key}: {was} -> {wanted}"
         for key, (was, wanted) in changes(before, config).items()

@@ -32,7 +32,6 @@ from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.errors import LedgerError, SweepExists
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
@@ -107,10 +106,9 @@ def run_sweep(
         OriginChanged: Trials before and after the change would not be comparable.
         UnknownDirectoryInTheWay: An unknown directory has the name that a new trial needs.
     """
-    location = ledger_location(paths, spec)
     notices = notices or ShutdownNotices()
     with (
-        _acquired_lock(paths, location) as lock,
+        _acquired_lock(paths) as lock,
         _listening(paths, lock, grace, notices) as (requests, interruption),
     ):
         if new and paths.exists():
@@ -126,7 +124,6 @@ def run_sweep(
             extra=extra,
             max_workers=plan.max_workers,
             offline=offline,
-            place=location,
             fence=lock.check,
             warn=warn,
         )
@@ -148,9 +145,9 @@ def run_sweep(
 
 
 @contextmanager
-def _acquired_lock(paths: SweepPaths, location: LedgerLocation) -> Iterator[SweepLock]:
+def _acquired_lock(paths: SweepPaths) -> Iterator[SweepLock]:
     """Hold the sweep's lock, and remove the driver's scratch files before and after."""
-    lock = SweepLock(paths.lock, ledger_lock(location))
+    lock = SweepLock(paths.lock)
     lock.acquire()
     try:
         remove_scratch(paths)
@@ -396,4 +393,4 @@ def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
         remove_scratch(paths)
         # Object stores stay as they are: a trial removes its aborted upload when it resumes.
         close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
-    lock.release_local()
+    lock.release()

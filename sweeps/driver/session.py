@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sweeps.below_root import check_no_copy, place_of
-from sweeps.checkpoint_locations import trial_files, trial_store
+from sweeps.checkpoint_locations import check_kept, trial_files, trial_store
 from sweeps.driver.confirming import start_confirmation
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
@@ -76,8 +76,8 @@ from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import BackgroundDelivery
+from trainable.fingerprint import BUILT
 from trainable.metrics_file import FILE_NAME
-from trainable.rules import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that affect which trials train, and how."""
@@ -259,7 +259,6 @@ def open_sweep(
     extra: ExtraTraining = NO_EXTRA,
     max_workers: int | None = None,
     offline: bool = False,
-    place: LedgerLocation | None = None,
     fence: Callable[[], None],
     warn: Callable[[str], None] = lambda _: None,
 ) -> SweepSession:
@@ -274,7 +273,6 @@ def open_sweep(
         extra: What to train besides the search.
         max_workers: How many workers (ranks) a trial can have here; None: any number.
         offline: Contact no tracking server; all records stay in the outbox.
-        place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
         warn: Receives which trials run again, and why one may fail again.
 
@@ -291,7 +289,6 @@ def open_sweep(
         accepted=accept_changes,
         extra=extra,
         max_workers=max_workers,
-        place=place,
         warn=warn,
     )
     complete_retries(paths, spec, ledger)
@@ -378,7 +375,6 @@ def open_ledger(
     accepted: bool,
     extra: ExtraTraining = NO_EXTRA,
     max_workers: int | None = None,
-    place: LedgerLocation | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
@@ -394,7 +390,6 @@ def open_ledger(
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
         extra: What to train besides the search; the trials of a confirmation are added later.
         max_workers: How many workers (ranks) a trial can have here; None: any number.
-        place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         warn: Receives which trials run again, and why one may fail again.
 
     Raises:
@@ -403,13 +398,12 @@ def open_ledger(
         SpecError: An unfinished trial has more workers than `max_workers`.
         UserError: What is asked for besides the search cannot be trained.
     """
-    place = place or ledger_location(paths, spec)
     planned = PlannedExtra()
     if new:
-        place.remove_incomplete(paths.spec)
+        LedgerFile(paths.ledger).remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(
-            place,
+            paths.ledger,
             mode=spec.mode,
             sweep_id=uuid.uuid4().hex,
             select=spec.select,
@@ -420,7 +414,7 @@ def open_ledger(
     else:
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
-        ledger = Ledger.open(place)
+        ledger = Ledger.open(paths.ledger)
         check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
         planned = plan_resume(
             paths,
@@ -434,8 +428,7 @@ def open_ledger(
         )
     if not planned.retries:  # else with the trials, whose attempts note how the code has changed
         ledger.store_origin(origin)
-    # A new revision although nothing changed: it says what was asked for, and earlier releases,
-    # which would train the new trials with other seeds, refuse it.
+    # A new revision although nothing changed: it says what was asked for.
     write_spec(paths.spec, spec, planned.describe(spec))
     revisions = read_revisions(paths.spec)
     ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)

@@ -171,10 +171,10 @@ def stop_trial(
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return LedgerReader(status.ledger_location).trials[number].finished or gone
+        return LedgerReader(status.paths.ledger).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = LedgerReader(status.ledger_location).trials[number]
+    record = LedgerReader(status.paths.ledger).trials[number]
     if record.finished:
         value = (
             f" with its best value {format_number(record.value)}"

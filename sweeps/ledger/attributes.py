@@ -45,11 +45,8 @@ LINEAGE = "lineage"
 """A trial attribute: each change of a population's trial, with donor, epoch and parameters."""
 ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
-FINISHES = "finishes"
-"""A trial attribute: the number of the pruned trial that this trial trains to its end."""
-PLACE = "seed_number"
-"""A trial attribute: its place among the trials of the search, if it is not its number. Releases
-that had it decide the seed alone named it."""
+PLACE = "place"
+"""A trial attribute: its place among the trials of the search, if it is not its number."""
 EXEMPT = "exempt"
 """A trial attribute: that the trial is exempt from early stopping."""
 WOULD_STOP = "would_stop"
@@ -102,8 +99,6 @@ class PbtPerturbation(NamedTuple):
 
 def is_of_search(attributes: Mapping[str, Any]) -> bool:
     """Return whether the search suggested a trial, by the trial's user attributes."""
-    if FINISHES in attributes:
-        return False
     return ROLE not in attributes or bool(attributes[ROLE]["role"] == "search")
 
 
@@ -120,15 +115,11 @@ def role_attributes(
     role: Role, origin: int | None, seed_index: int | None, *, split: bool = False
 ) -> dict[str, Any]:
     """Return the user attributes by which `trial_fields` knows why a trial exists."""
-    if role == "finish" and seed_index is None:
-        return {FINISHES: origin}  # as earlier releases wrote and read it
     splits = {"split": True} if split else {}
     return {ROLE: {"role": role, "origin": origin, "seed_index": seed_index, **splits}}
 
 
 def _role_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    if FINISHES in attributes:
-        return {"role": "finish", "origin": int(attributes[FINISHES])}
     return dict(attributes.get(ROLE, {"role": "search"}))
 
 
@@ -157,7 +148,7 @@ def trial_fields(
         "lineage": lineage,
         "params": lineage[-1].params if lineage else suggested,
         "attempts": int(attributes.get("attempts", 0)),
-        # The user's code wrote these texts, and earlier releases stored them unchanged.
+        # The user's code wrote these texts.
         "reason": printable(reason) if (reason := attributes.get("reason")) else None,
         "traceback": visible(text) if (text := attributes.get("traceback")) else None,
         "step": int(progress.get("step", 0)),
@@ -184,10 +175,10 @@ def trial_fields(
 
 
 def _device_seconds(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the device-seconds of a trial, if they were counted for all of its seconds."""
-    cpu, gpu, counted = progress.get(DEVICES, (None, None, None))
-    if counted is None or counted != progress.get("seconds"):
+    """Return the device-seconds of a trial, if any were counted."""
+    if DEVICES not in progress:
         return {}
+    cpu, gpu = progress[DEVICES]
     return {"cpu_seconds": float(cpu), "gpu_seconds": float(gpu)}
 
 

@@ -43,10 +43,10 @@ from sweeps.ledger.attributes import (
 )
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
 from sweeps.ledger.ledger_report import LedgerReport
-from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.ranking import is_finite, value_of
-from sweeps.ledger.storage import EditableRDBStorage, open_storage
+from sweeps.ledger.sqlite import STUDY, LedgerFile
+from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.study_record import in_transaction, translate_errors, translated
 from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
@@ -71,13 +71,13 @@ class Ledger(StudyTrials):
     serializes them.
 
     Args:
-        location: The ledger's file or database.
+        location: The ledger's file.
         study: The opened study.
         storage: The storage below the study.
     """
 
     def __init__(
-        self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
+        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
         super().__init__(location, study, storage)
         trials = self.frozen_trials()
@@ -94,7 +94,7 @@ class Ledger(StudyTrials):
     @classmethod
     def create(
         cls,
-        location: LedgerLocation | Path,
+        path: Path,
         *,
         mode: Mode | Sequence[Mode],
         sweep_id: str,
@@ -104,7 +104,7 @@ class Ledger(StudyTrials):
         """Create an empty ledger.
 
         Args:
-            location: The ledger's location; a path means the SQLite file there.
+            path: The ledger's SQLite file.
             mode: Whether less or more of the metric is better; one mode for each of several
                 metrics.
             sweep_id: The sweep's identity, by which tracking finds its runs again.
@@ -118,21 +118,19 @@ class Ledger(StudyTrials):
         directions = [
             StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
         ]
-        location = as_location(location)
+        location = LedgerFile(path)
         with translate_errors(location):
-            storage = open_storage(location)
+            storage = EditableRDBStorage(path)
 
             def create() -> optuna.Study:
                 study = optuna.create_study(
-                    storage=storage, study_name=location.study, directions=directions
+                    storage=storage, study_name=STUDY, directions=directions
                 )
                 study.set_user_attr("sweep_id", sweep_id)
                 if select != "checkpoint":
                     study.set_user_attr(SELECT, select)
                 if repeats is not None:
                     study.set_user_attr(REPEATS, list(repeats))
-                for key, value in location.study_attributes.items():
-                    study.set_user_attr(key, value)
                 return study
 
             try:
@@ -142,23 +140,23 @@ class Ledger(StudyTrials):
             return cls(location, study, storage)
 
     @classmethod
-    def open(cls, location: LedgerLocation | Path) -> Ledger:
+    def open(cls, path: Path) -> Ledger:
         """Open an existing ledger. A damaged ledger stays unchanged.
 
         Args:
-            location: The ledger's location; a path means the SQLite file there.
+            path: The ledger's SQLite file.
 
         Raises:
             LedgerError: There is no ledger, or it is not readable.
         """
-        location = as_location(location)
+        location = LedgerFile(path)
         with translate_errors(location):
             # Check this first: Optuna would create its tables in a file that lost them.
             if location.num_trials() is None:
                 raise location.damaged("it holds no study")
             try:
-                storage = open_storage(location)
-                study = optuna.load_study(storage=storage, study_name=location.study)
+                storage = EditableRDBStorage(path)
+                study = optuna.load_study(storage=storage, study_name=STUDY)
                 return cls(location, study, storage)
             except (SQLAlchemyError, LedgerError):
                 raise
@@ -314,13 +312,13 @@ class Ledger(StudyTrials):
         before = trial.user_attrs.get("progress", {})
         progress = {**before, **changed}
         if "seconds" in changed and self.trial_resources is not None:
-            cpu, gpu, counted = before.get(DEVICES, (0.0, 0.0, 0.0))
+            cpu, gpu = before.get(DEVICES, (0.0, 0.0))
             # Only what came since the last writing: earlier attempts may have had other resources.
-            if counted == before.get("seconds", 0.0):
-                more = changed["seconds"] - counted
-                cpus, gpus = self.trial_resources(trial.params)
-                now = (cpu + more * cpus, gpu + more * gpus, changed["seconds"])
-                progress[DEVICES] = [round(value, 3) for value in now]
+            more = changed["seconds"] - before.get("seconds", 0.0)
+            cpus, gpus = self.trial_resources(trial.params)
+            progress[DEVICES] = [
+                round(value, 3) for value in (cpu + more * cpus, gpu + more * gpus)
+            ]
         self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)
 
     @in_transaction

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import (
     PLAN,
     REPORT,
@@ -28,10 +30,9 @@ from sweeps.ledger.attributes import (
     trial_fields,
 )
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
-from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
-from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.over_seeds import with_seeds
 from sweeps.ledger.ranking import front, value_of
+from sweeps.ledger.sqlite import STUDY, LedgerFile
 from sweeps.ledger.texts import clipped
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.optuna_compat import tables
@@ -44,30 +45,27 @@ _STATES = {
     "PRUNED": "pruned",
     "FAIL": "failed",
 }
+_REPORTED_VALUE = tables.number_sql(*tables.INTERMEDIATE_VALUE)
+_TOLD_VALUE = tables.number_sql(*tables.VALUE)
+_IS_REPORT = f"key GLOB '{REPORT}*'"
 
 
 class LedgerReader:
     """A snapshot of a ledger. The time to read it does not depend on the length of the curves.
 
     Args:
-        location: The ledger's location; a path means the SQLite file there.
+        path: The ledger's SQLite file.
 
     Raises:
         LedgerError: There is no ledger, it cannot be read, or a release of Optuna with other
             tables wrote it.
     """
 
-    def __init__(self, location: LedgerLocation | Path) -> None:
-        self._location = as_location(location)
-        sql = self._location.sql
-        self._reported_value = sql.number(*tables.INTERMEDIATE_VALUE)
-        self._told_value = sql.number(*tables.VALUE)
-        self._is_report = sql.begins(REPORT)
+    def __init__(self, path: Path) -> None:
+        self._location = LedgerFile(path)
         with self._location.reading() as db:
-            check_tables(db, str(self._location))
-            directions = db.execute(
-                tables.DIRECTIONS_QUERY, {"name": self._location.study}
-            ).fetchall()
+            _check_tables(db, path)
+            directions = db.execute(tables.DIRECTIONS_QUERY, {"name": STUDY}).fetchall()
             if not directions:
                 raise self._location.damaged("it holds no study")
             self._study = {"study": directions[0][0]}
@@ -97,7 +95,7 @@ class LedgerReader:
             self.run_from: dict[str, Any] = notes.get(RUN_FROM, {})
             """Where the sweep and its code lay for the last driver; see `attributes.RUN_FROM`."""
             self.plan: dict[str, Any] | None = notes.get(PLAN)
-            """What the sweep was expected to take; None if an earlier release began it."""
+            """What the sweep was expected to take; None before its first trial."""
             self.trials = with_seeds(list(self._read_trials(db)), self.repeats)
             """All trials, in the order of their numbers."""
 
@@ -134,7 +132,7 @@ class LedgerReader:
             LedgerError: The ledger can no longer be read.
         """
         with self._location.reading() as db:
-            text = one(
+            text = _one(
                 db.execute(tables.STUDY_SYSTEM_ATTRIBUTE_QUERY, {**self._study, "key": WARM_START})
             )
         return None if text is None else json.loads(text)
@@ -174,36 +172,36 @@ class LedgerReader:
         return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
 
     def _reported(
-        self, db: ReadConnection, number: int | None = None
+        self, db: sqlite3.Connection, number: int | None = None
     ) -> Iterator[tuple[int, int, Sequence[float]]]:
         """Yield number, epoch and values of each report, of one trial or of all."""
         asked = {**self._study, "number": number}
         if len(self.minimizes) == 1:
-            reports = db.execute(tables.REPORTS_QUERY.format(number=self._reported_value), asked)
-            for trial, epoch, value in typed(reports, int, int, (int, float, NoneType)):
+            reports = db.execute(tables.REPORTS_QUERY.format(number=_REPORTED_VALUE), asked)
+            for trial, epoch, value in _typed(reports, int, int, (int, float, NoneType)):
                 yield trial, epoch, (math.nan if value is None else float(value),)
             return
         notes: dict[int, dict[str, Any]] = {}
-        query = tables.REPORT_ATTRIBUTES_QUERY.format(is_report=self._is_report)
+        query = tables.REPORT_ATTRIBUTES_QUERY.format(is_report=_IS_REPORT)
         for trial, key, text in db.execute(query, asked):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
             for epoch, values in reports_in(mine).items():
                 yield trial, epoch, values
 
-    def _read_trials(self, db: ReadConnection) -> Iterator[TrialSummary]:
+    def _read_trials(self, db: sqlite3.Connection) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
         read = tables.ParamDecoder()
         suggested = db.execute(tables.PARAMS_QUERY, self._study)
-        for trial, name, value, distribution in typed(suggested, int, str, (int, float), str):
+        for trial, name, value, distribution in _typed(suggested, int, str, (int, float), str):
             params.setdefault(trial, {})[name] = read(value, distribution)
         attributes: dict[int, dict[str, Any]] = {}
-        query = tables.ATTRIBUTES_QUERY.format(is_report=self._is_report)
+        query = tables.ATTRIBUTES_QUERY.format(is_report=_IS_REPORT)
         for trial, key, text in db.execute(query, self._study):
             attributes.setdefault(trial, {}).update(clipped({key: json.loads(text)}))
         values = self._values(db)
         rows = db.execute(tables.TRIALS_QUERY, self._study)
-        for index, (trial, number, state, ended) in enumerate(typed(rows, int, int, str, object)):
+        for index, (trial, number, state, ended) in enumerate(_typed(rows, int, int, str, object)):
             if number != index:
                 raise ValueError(f"its trial {index} has the number {number}")
             yield TrialSummary(
@@ -219,7 +217,7 @@ class LedgerReader:
                 ),
             )
 
-    def _values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:
+    def _values(self, db: sqlite3.Connection) -> dict[int, tuple[Any, ...]]:
         """Return the values of each trial, as `value_of` does, by Optuna's trial id.
 
         Optuna stores them as the values of a complete trial, so its curve is not read.
@@ -228,15 +226,15 @@ class LedgerReader:
             pick = "MIN" if self.minimize else "MAX"
             final = self.select == "final"
             query = tables.LAST_VALUES_QUERY if final else tables.BEST_VALUES_QUERY
-            query = query.format(number=self._told_value, pick=pick)
+            query = query.format(number=_TOLD_VALUE, pick=pick)
             single = db.execute(query, self._study)
             return {trial: (_number(value),) for trial, value in single}
         found: dict[int, tuple[Any, ...]] = {}
-        query = tables.VALUES_QUERY.format(number=self._told_value)
+        query = tables.VALUES_QUERY.format(number=_TOLD_VALUE)
         for trial, value in db.execute(query, self._study):
             found[trial] = (*found.get(trial, ()), _number(value))
         notes: dict[int, dict[str, Any]] = {}
-        query = tables.UNFINISHED_REPORTS_QUERY.format(is_report=self._is_report)
+        query = tables.UNFINISHED_REPORTS_QUERY.format(is_report=_IS_REPORT)
         for trial, key, text in db.execute(query, self._study):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
@@ -252,3 +250,43 @@ def _number(value: Any) -> float | None:
         ValueError: The value is not a number.
     """
     return None if value is None else float(value)
+
+
+def _check_tables(db: sqlite3.Connection, path: Path) -> None:
+    """Check that the tables have the version that this release reads.
+
+    Raises:
+        LedgerError: They have another version.
+    """
+    ((number, library),) = db.execute(tables.VERSION_QUERY)
+    ((revision,),) = db.execute(tables.REVISION_QUERY)
+    if (number, revision) != tables.SCHEMA:
+        raise LedgerError(
+            f"{path} has tables of version {number} ({revision}), by Optuna {library}; "
+            f"this release reads version {tables.SCHEMA[0]} ({tables.SCHEMA[1]}); "
+            "look at it with the release that wrote it"
+        )
+
+
+def _typed(
+    rows: Iterable[tuple[Any, ...]], *types: type | tuple[type, ...]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows and check the type of each value: SQLite stores any type in any column.
+
+    Args:
+        rows: A query's result.
+        types: The expected type of each column.
+
+    Raises:
+        ValueError: A value has another type.
+    """
+    for row in rows:
+        for value, expected in zip(row, types, strict=True):
+            if not isinstance(value, expected):
+                raise ValueError(f"it holds a {type(value).__name__} where none belongs")
+        yield row
+
+
+def _one(rows: Iterable[tuple[Any, ...]]) -> Any:
+    """Return the only value of the only row; None without a row."""
+    return next((row[0] for row in rows), None)

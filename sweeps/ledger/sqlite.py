@@ -1,4 +1,4 @@
-"""Open a ledger in a SQLite file, the default, without changing it, and explain its errors.
+"""Open a ledger's SQLite file without changing it, and explain its errors.
 
 What must not live here: what a ledger holds (`ledger`, `ledger.reader`), and Optuna.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
-from sweeps.ledger.dialect import Dialect
 from sweeps.optuna_compat import tables
 from tracking.lock_holders import describe_database_lock
 from trainable.storage.regular_files import check_database
 
+STUDY = "sweep"
+"""The name of the Optuna study in each ledger."""
 WAIT_SECONDS = 30.0
 """Seconds to wait for another process's transaction."""
 _HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE name = ?"
@@ -25,16 +25,11 @@ _COMPUTES = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 
 
 class LedgerFile:
-    """A ledger in one SQLite database; see `location.LedgerLocation`.
+    """A ledger's SQLite database. `str` returns the name that messages use.
 
     Args:
         path: The file.
     """
-
-    study = "sweep"
-    sql = Dialect(infinity="9e999", minus_infinity="-9e999", starts="key GLOB '{text}*'")
-    errors: tuple[type[Exception], ...] = (sqlite3.Error,)
-    study_attributes: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,9 +89,6 @@ class LedgerFile:
                 return None
             return int(db.execute(tables.COUNT_TRIALS_QUERY).fetchone()[0])
 
-    def check_available(self) -> None:
-        """Do nothing: `SweepPaths` checks the sweep's directory, which contains the file."""
-
     def remove_incomplete(self, spec: Path) -> None:
         """Remove the empty ledger of a driver that died while it created the sweep.
 
@@ -112,15 +104,6 @@ class LedgerFile:
                 "begun anew; restore the spec from a backup, or choose another name with --name"
             )
         self.path.unlink(missing_ok=True)
-
-    def recorded_directory(self) -> None:
-        """Return None: a file is in the directory of its sweep."""
-
-    def delete(self) -> None:
-        """Do nothing: the file is removed with the sweep's directory."""
-
-    def holder(self) -> None:
-        """Return None: the lock of the sweep's directory covers the file in it."""
 
     def refusal(self, error: Exception) -> LedgerError:
         """Translate an error of the storage: the ledger is busy, unusable or damaged."""

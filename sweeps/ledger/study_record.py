@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -28,7 +29,7 @@ from sweeps.ledger.attributes import (
     attempts_in,
 )
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
-from sweeps.ledger.location import LedgerLocation
+from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.texts import clipped_reason
 from sweeps.ledger.warm_start import WarmStart
@@ -47,7 +48,7 @@ def translated(
     @functools.wraps(method)
     def wrapped(self: _R, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         with self._mutex, translate_errors(self.location):
-            return self._storage.read(lambda: method(self, *args, **kwargs))
+            return method(self, *args, **kwargs)
 
     return wrapped
 
@@ -68,14 +69,14 @@ def in_transaction(
 
 
 @contextlib.contextmanager
-def translate_errors(location: LedgerLocation) -> Iterator[None]:
+def translate_errors(location: LedgerFile) -> Iterator[None]:
     """Raise errors of the database as `LedgerError`."""
     try:
         yield
     except LedgerError:
         raise
     except Exception as error:
-        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, *location.errors)
+        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, sqlite3.Error)
         if not isinstance(error, known):
             raise
         raise location.refusal(error) from error
@@ -85,13 +86,13 @@ class StudyRecord:
     """What a ledger stores of its sweep as a whole.
 
     Args:
-        location: The ledger's file or database.
+        location: The ledger's file.
         study: The opened study.
         storage: The storage below the study.
     """
 
     def __init__(
-        self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
+        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
         self.location = location
         self._mutex = threading.RLock()
@@ -100,11 +101,7 @@ class StudyRecord:
         self._study_id = storage.get_study_id_from_name(study.study_name)
 
     def transaction(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in one transaction, with one sync of the disk.
-
-        Args:
-            work: Runs again if the database becomes unavailable meanwhile.
-        """
+        """Run `work` in one transaction, with one sync of the disk."""
         with self._mutex, translate_errors(self.location):
             try:
                 return self._storage.transact(work)

@@ -17,9 +17,9 @@ from sweeps.ledger.attributes import (
     reports_in,
     trial_fields,
 )
-from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.over_seeds import with_seeds
 from sweeps.ledger.ranking import front, value_of
+from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.study_record import StudyRecord, translated
 from sweeps.ledger.trials import TrialRecord
@@ -38,13 +38,13 @@ class StudyTrials(StudyRecord):
     """The trials of a sweep, as its study has them.
 
     Args:
-        location: The ledger's file or database.
+        location: The ledger's file.
         study: The opened study.
         storage: The storage below the study.
     """
 
     def __init__(
-        self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
+        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
         super().__init__(location, study, storage)
         # Only this process writes, so that trials are read again which a method has looked up.

@@ -1,7 +1,7 @@
 """Limit the length of a trial's reason and traceback, when written and when read.
 
-An earlier release, or another program, may have written longer texts. What must not live here:
-what the texts mean, and where they are stored (`ledger`, `reader`).
+Another program may have written longer texts. What must not live here: what the texts mean, and
+where they are stored (`ledger`, `reader`).
 """
 
 from __future__ import annotations

@@ -37,18 +37,17 @@ class TrialSummary:
     select: Select = "checkpoint"
     """What the values of the sweep's trials are."""
     started_at: datetime | None = None
-    """When a worker first started it, in local time; None: never, or by an earlier release."""
+    """When a worker first started it, in local time; None: never."""
     ended_at: datetime | None = None
     """When its end was recorded, in local time."""
     seconds: float | None = None
-    """For how long workers trained it, all attempts together; None: an earlier release did."""
+    """For how long workers trained it, all attempts together; None: none did yet."""
     cpu_seconds: float | None = None
-    """Its seconds times the CPUs that it had, attempt by attempt; None: unknown for some of them,
-    which an earlier release trained."""
+    """Its seconds times the CPUs that it had, attempt by attempt; None: none trained yet."""
     gpu_seconds: float | None = None
     """The same for its GPUs or its share of one; 0 on CPUs."""
     finish_order: int = 0
-    """Its position in the order of ends, from 1; 0 if an earlier release recorded the end."""
+    """Its position in the order of ends, from 1; 0 before its end."""
     attempts: int = 0
     reason: str | None = None
     traceback: str | None = None
@@ -79,8 +78,7 @@ class TrialSummary:
     stored_place: int | None = None
     """Its `place`, if it is not its number."""
     promoted_at: int | None = None
-    """The report of the rung from which it was last promoted; None: from none, or by an earlier
-    release."""
+    """The report of the rung from which it was last promoted; None: from none."""
     exempt: bool = False
     """Whether it is exempt from early stopping; see `early_stopping.exempt`."""
     would_stop_at: int | None = None
@@ -117,8 +115,7 @@ class TrialSummary:
         """The number that it, or its origin, would have if all trials were of the search.
 
         Seed, exemption and bracket follow from it, so that a search goes on as if no trial had
-        been finished, confirmed or repeated. A trial that an earlier release added after such
-        ones keeps its number as its place; later ones follow it.
+        been finished, confirmed or repeated.
         """
         return self.search_number if self.stored_place is None else self.stored_place
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.errors import Issue, SpecError, UserError
-from sweeps.ledger.location import ledger_location
 from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
@@ -54,7 +53,7 @@ class PriorTrial:
     """Whether it trained to its end; if false, it was stopped early."""
     reports: Mapping[int, float] = field(default_factory=dict)
     """What its reports brought, by epoch, as far as its value at a rung depends on them. Empty if
-    they cannot be compared with those of the new sweep, or if an earlier release stored it."""
+    they cannot be compared with those of the new sweep."""
     cut_off: bool = False
     """Whether its end says nothing: a request, the end of its sweep, or a shorter budget."""
 
@@ -68,34 +67,19 @@ class WarmStart:
     """How many trials were taken and left out, in a sentence."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data for `from_data`.
-
-        Earlier releases read `trials` and `told` alone.
-        """
-        trials = [asdict(trial) for trial in self.trials]
-        reports = [[*one.pop("reports").items()] for one in trials]
-        cut_off = [one.pop("cut_off") for one in trials]
-        told = self.summary
-        return {"trials": trials, "told": told, "reports": reports, "cut_off": cut_off}
+        """Return plain data for `from_data`."""
+        trials = [asdict(one) | {"reports": [*one.reports.items()]} for one in self.trials]
+        return {"trials": trials, "told": self.summary}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any] | None) -> WarmStart:
         """Return the warm start in the data of `to_data`; an empty one for None."""
         if data is None:
             return cls()
-        trials = data["trials"]
-        more = zip(
-            data.get("reports", [()] * len(trials)),
-            data.get("cut_off", [False] * len(trials)),
-            strict=True,
-        )
-        return cls(
-            [
-                PriorTrial(**trial, reports=dict(reports), cut_off=cut_off)
-                for trial, (reports, cut_off) in zip(trials, more, strict=True)
-            ],
-            data["told"],
-        )
+        trials = [
+            PriorTrial(**{**trial, "reports": dict(trial["reports"])}) for trial in data["trials"]
+        ]
+        return cls(trials, data["told"])
 
 
 def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
@@ -146,7 +130,7 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
                 "cannot learn from other values; leave it out of search.warm_start",
             )
-    view = LedgerReader(ledger_location(paths, other))
+    view = LedgerReader(paths.ledger)
     reports, seeds = view.reports(), configurations(view.trials)
     budgets = frozenset(one.budget.reports for one in read_revisions(paths.spec))
     source = _Source(spec, other, budgets)

@@ -140,7 +140,6 @@ def not_checked(spec: SweepSpec) -> list[str]:
         WORKERS: max(spec.searched_workers or (spec.resources.workers,)) > 1,
         "search.warm_start": spec.search.warm_start,
         "tracking.uri": spec.tracking.uri,
-        "storage.ledger": spec.storage.ledger,
         "storage.checkpoints": spec.storage.checkpoints,
     }
     return [key for key, value in outside.items() if value]

@@ -64,8 +64,6 @@ def _check_recorded(view: SweepStatus, directory: Path) -> None:
     now = place_of(paths)
     if any(run_from.get(key) != now[key] for key in ("host", "inode")):
         raise UserError("the sweep's files lay in another directory or on another machine then")
-    if view.spec.storage.ledger is not None:
-        raise UserError("a database recorded it, to which others may write")
     for path in (paths.directory, paths.spec, paths.ledger):
         if not is_ours(owner := os.stat(path).st_uid):
             raise UserError(f"{path} belongs to user {owner}")

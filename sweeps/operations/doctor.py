@@ -30,7 +30,6 @@ from sweeps.engine.process_cleanup import clean_up_dead_drivers
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import LedgerError, UserError
-from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.spec.revisions import read_spec
@@ -172,7 +171,7 @@ def check_stores(root: Path) -> list[Finding]:
         if not is_database(tracking_place(spec.tracking.uri, root)[0]):
             continue
         with contextlib.suppress(ValueError, OSError, LedgerError):  # `check_sweeps` reports it
-            ledger = LedgerReader(ledger_location(paths, spec))
+            ledger = LedgerReader(paths.ledger)
             lost = lost_runs(paths, spec, ledger.records(), ledger.sweep_id, os.environ)
             if lost and not is_held(paths.lock):  # a live driver may be sending them
                 runs = 1 + len(ledger.trials)

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeps.below_root import check_below_root, check_no_copy
-from sweeps.checkpoint_locations import best_generation
+from sweeps.checkpoint_locations import best_generation, check_kept
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import check_kept, ledger_lock
 from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.sync import queue_interruptions
@@ -126,7 +125,7 @@ def evaluate_trial(
     if not offline:
         reach_tracking(paths, view.spec)  # refused before the evaluation
     with ExitStack() as stack:
-        lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
+        lock = SweepLock(paths.lock)
         lock.acquire()
         stack.callback(lock.release)
         if lock.previous is not None:
@@ -189,7 +188,7 @@ def _changed_code(view: SweepStatus) -> Iterator[str]:
     """
     from trainable.fingerprint import changed_files
 
-    then = Ledger.open(view.ledger_location).origin.code
+    then = Ledger.open(view.paths.ledger).origin.code
     if then and (files := changed_files(view.spec.task.name, then)):
         yield (
             f"the task's code has changed since the sweep ran: {', '.join(files)}; the test value "

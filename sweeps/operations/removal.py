@@ -1,4 +1,4 @@
-"""Remove a sweep: its directory, and what it keeps in a database, an object store and MLflow.
+"""Remove a sweep: its directory, and what it keeps in an object store and MLflow.
 
 The directory is first renamed to `<root>/.removed/<sweep>`, where no command takes it for a sweep.
 What is elsewhere is removed next, and then `sweep.yaml`, which says where that was. So whatever
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from typing import Any
 
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import SweepLockedError, UserError
-from sweeps.ledger.location import holder_of, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.results.disk_usage import directory_usage, objects_prefix, sweep_objects
@@ -56,8 +54,6 @@ class Removal:
     """The address of its objects; None without an object store."""
     num_objects: int = 0
     num_object_bytes: int = 0
-    study: str | None = None
-    """The name of its ledger in a database; None: the ledger is among the files."""
     run_ids: list[str] = field(default_factory=list)
     """Its runs in the tracking store that are deleted, too."""
     sweep_id: str | None = None
@@ -72,7 +68,6 @@ class Removal:
             "object_store": self.objects,
             "objects": self.num_objects,
             "object_bytes": self.num_object_bytes,
-            "ledger": self.study,
             "mlflow_runs": len(self.run_ids),
             "kept": list(map(str, self.links)),
         }
@@ -90,8 +85,8 @@ def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
     Raises:
         UnknownSweep: There is no such sweep.
         SweepLockedError: A driver runs it.
-        RevisionError: Its `sweep.yaml` cannot be read, or is of a newer release.
-        LedgerError: Its database does not answer.
+        RevisionError: Its `sweep.yaml` cannot be read, or is of another release.
+        LedgerError: `runs`, and its ledger cannot be read.
         UserError: A symbolic link is where the sweep or `.removed` should be.
         StoreUnusable: Its object store does not answer.
         StoreUnreadable: Its tracking store does not answer.
@@ -106,9 +101,6 @@ def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
     found, current = [], None
     if paths.exists():
         current = read_spec(paths.spec).spec
-        held, holder = holder_of(paths, ledger_location(paths, current))
-        if held:
-            raise sweep_locked(paths.directory, holder)
     if rest.directory.is_dir():
         spec = read_spec(rest.spec).spec if rest.exists() else None
         found.append(_planned(paths, rest, spec, current, runs=runs))
@@ -123,7 +115,6 @@ def remove(planned: Removal) -> None:
     Raises:
         SweepLockedError: A driver has started to run it, or another process removes it.
         OSError: A file cannot be removed.
-        LedgerError: Its database does not answer.
         StoreUnusable: Its object store does not answer.
         TrackingUnusable: Its tracking store does not answer.
     """
@@ -155,8 +146,8 @@ def _planned(
         paths: The sweep, at the place that its name says.
         where: Where its files are.
         spec: Its spec; None: only files are left.
-        newer: A later sweep of the same name. It could begin only once the object store and the
-            database had nothing of the earlier one, so that what they have now is its own.
+        newer: A later sweep of the same name. It could begin only once the object store had
+            nothing of the earlier one, so that what it has now is its own.
         runs: Delete its runs, too.
     """
     usage = directory_usage(where.directory)
@@ -171,11 +162,11 @@ def _planned(
     )
     if spec is None:
         return planned
-    for uri in (spec.storage.checkpoints, spec.storage.ledger, spec.tracking.uri):
+    for uri in (spec.storage.checkpoints, spec.tracking.uri):
         if uri is not None and (runs or uri != spec.tracking.uri):
             check_store(where.directory, uri)
-    planned.owner = _owner(paths, spec)
-    if planned.owner is not None:
+    if spec.name != paths.name:
+        planned.owner = f"sweep '{spec.name}'"
         if runs:
             raise UserError(
                 f"--mlflow: sweep '{paths.name}' is a copy, and its runs belong to "
@@ -189,46 +180,19 @@ def _planned(
         planned.objects = objects_prefix(paths, spec)
         sizes = sweep_objects(paths, spec)
         planned.num_objects, planned.num_object_bytes = len(sizes), sum(sizes.values())
-    location = ledger_location(paths, spec)
-    if spec.storage.ledger is not None and not (
-        newer and newer.storage.ledger == spec.storage.ledger
-    ):
-        planned.study = str(location) if location.num_trials() is not None else None
-    if runs and (spec.storage.ledger is None or planned.study is not None):
-        planned.sweep_id = LedgerReader(ledger_location(where, spec)).sweep_id
+    if runs:
+        planned.sweep_id = LedgerReader(where.ledger).sweep_id
         reader = find_tracker(paths, spec).reader(spec.name, None)
         found = reader.runs(planned.sweep_id)
         planned.run_ids = [run.run_id for run in found if not run.deleted]
     return planned
 
 
-def _owner(paths: SweepPaths, spec: SweepSpec) -> str | None:
-    """Return the sweep that a copied directory was copied from; None if it is no copy.
-
-    Only what is outside of the directory belongs to that sweep.
-    """
-    if spec.name != paths.name:
-        return f"sweep '{spec.name}'"
-    recorded = ledger_location(paths, spec).recorded_directory()
-    host, _, directory = (recorded or "").partition(":")
-    if recorded is None or Path(directory) == paths.directory:
-        return None
-    # The sweep may have been moved on this host; another host's directories are unknown here.
-    moved = (
-        host == socket.gethostname()
-        and not SweepPaths(Path(directory).parent, paths.name).exists()
-    )
-    return None if moved else f"the sweep at {recorded}"
-
-
 @contextlib.contextmanager
 def _locked(planned: Removal) -> Iterator[None]:
     """Hold the lock of the sweep, and end the processes that a dead driver has left running."""
     paths = planned.paths
-    secondary = None
-    if planned.spec is not None and planned.owner is None:
-        secondary = ledger_lock(ledger_location(paths, planned.spec))
-    lock = SweepLock(planned.directory / paths.lock.name, secondary)
+    lock = SweepLock(planned.directory / paths.lock.name)
     if not planned.directory.is_dir():  # another process has removed it meanwhile
         raise UnknownSweep(paths.name, paths.root)
     try:
@@ -251,7 +215,7 @@ def _locked(planned: Removal) -> Iterator[None]:
 
 
 def _remove_elsewhere(planned: Removal, spec: SweepSpec) -> None:
-    """Remove what is not in the directory; the study last, because it names the runs."""
+    """Remove what is not in the directory."""
     if planned.run_ids:
         assert planned.sweep_id is not None, "the runs were found by it"
         tracker = find_tracker(planned.paths, spec)
@@ -260,8 +224,6 @@ def _remove_elsewhere(planned: Removal, spec: SweepSpec) -> None:
         from trainable.storage.objects import remove_objects
 
         remove_objects(planned.objects)
-    if planned.study is not None:
-        ledger_location(planned.paths, spec).delete()
 
 
 def _remove_files(rest: SweepPaths) -> None:

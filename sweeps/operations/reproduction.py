@@ -42,10 +42,10 @@ from sweeps.spec.trial_run import num_threads
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
+from trainable.fingerprint import BUILT
 from trainable.local_ranks import local_ranks
 from trainable.manifest import best_first, read_manifest
 from trainable.metrics_file import Row, read_logged, read_rows
-from trainable.rules import BUILT
 from trainable.storage.local import LocalFiles
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED
@@ -366,7 +366,7 @@ def _built_differences(source: Path, directory: Path) -> list[str]:
             json.loads(read_regular(place / BUILT, LARGEST_TEXT)) for place in (source, directory)
         )
         return differences(before, now)
-    except (OSError, ValueError, AttributeError):  # a run of an earlier release has none
+    except (OSError, ValueError, AttributeError):  # a custom loop has none
         return []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from sweeps.below_root import check_below_root
-from sweeps.checkpoint_locations import probe_store
+from sweeps.checkpoint_locations import check_kept, probe_store
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
@@ -24,13 +24,12 @@ from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskFacts, TaskInspector
 from sweeps.errors import ExitRequested, Issue, LedgerError, LockLost, SweepExists, UserError
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.ledger.location import check_kept, ledger_location
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable
-from sweeps.paths import FORMAT, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconciliation.finishing import trials_to_finish
 from sweeps.reconciliation.retrying import RetryRequest as RetryRequest
@@ -141,7 +140,6 @@ def start(
         if paths.exists():
             raise SweepExists(paths)
         check_below_root(paths, spec, display.warn)
-        ledger_location(paths, spec).check_available()
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
         address = find_address(address)
@@ -219,12 +217,6 @@ def read_again(
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides
         raise sweep_locked(paths.directory, view.holder)
-    if (written := view.revision.format or 1) < FORMAT:
-        raise UserError(
-            f"{paths.spec} is of a sweep of format {written}, whose checkpoints this release "
-            f"cannot continue ({FORMAT}); nothing is changed; continue it with the release that "
-            "began it, or begin a new sweep; it can still be looked at and exported"
-        )
     spec, document = parse_with_positions(
         view.revision.text, str(paths.spec), settings, drawn=len(of_search(view.records))
     )

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.checkpoint_locations import trial_files
+from sweeps.checkpoint_locations import check_kept, trial_files
 from sweeps.driver import stop_requests
 from sweeps.driver.stop_requests import StopResult
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import check_kept, ledger_lock
 from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.operations.sync import queue_interruptions
 from sweeps.population.pbt_exploit import without_unbegun
@@ -73,12 +72,12 @@ def end_trial(view: SweepStatus, number: int) -> StopResult:
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
+    lock = SweepLock(paths.lock)
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        ledger = Ledger.open(view.ledger_location)
+        ledger = Ledger.open(paths.ledger)
         record = ledger.trial(number)
         state = trial_state(paths, spec, record, read_outbox(paths.outbox))
         for repair in unreported(state):

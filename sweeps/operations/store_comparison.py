@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import MissingData, SweepRun, check_all, check_runs
@@ -56,7 +55,7 @@ class StoreComparison:
         tracker: Tracker,
     ) -> None:
         self._paths, self._spec = paths, spec
-        self._ledger = LedgerReader(ledger_location(paths, spec))
+        self._ledger = LedgerReader(paths.ledger)
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
         self._concluded = is_concluded(self._ledger)

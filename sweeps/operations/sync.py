@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweeps.below_root import check_below_root, check_no_copy
+from sweeps.checkpoint_locations import check_kept
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
-from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.operations.store_comparison import StoreComparison, is_concluded
@@ -106,7 +106,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     tracker = find_tracker(paths, spec)
     check_below_root(paths, spec)
     place = tracker.uri, tracker.artifact_root
-    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
+    lock = SweepLock(paths.lock)
     with contextlib.ExitStack() as stack:
         drawing = Drawing()
         if view.state != "running":  # otherwise the lock cannot be acquired
@@ -163,7 +163,7 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
 
     The caller holds the sweep's lock.
     """
-    ledger = LedgerReader(ledger_location(paths, spec))
+    ledger = LedgerReader(paths.ledger)
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
     recorder, delivery = _queue(paths, spec, ledger)
@@ -209,7 +209,7 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     Returns:
         How many trials have figures now that had none.
     """
-    ledger = LedgerReader(ledger_location(paths, spec))
+    ledger = LedgerReader(paths.ledger)
     recorder, delivery = _queue(paths, spec, ledger)
     all_again = delivery.needs_figures
     # Before the figures: after a crash here, figures are missing, and the report is drawn again.

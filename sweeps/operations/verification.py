@@ -73,7 +73,7 @@ def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -
     Raises:
         UnknownSweep: There is no such sweep.
         UserError: A driver runs the sweep.
-        RevisionError: A newer release wrote the sweep, or no revision of its spec can be read.
+        RevisionError: Another release wrote the sweep, or no revision of its spec can be read.
         StoreUntrusted: The user does not trust the object store with the checkpoints.
     """
     if not paths.exists():

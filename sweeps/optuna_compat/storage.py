@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
 # Optuna finds a trial by its number a dozen times in a trial's life, and reads all trials of the
-# study for it. It creates this index with its tables; older ledgers do without.
+# study for it. It creates this index with its tables.
 sqlalchemy.Index("gradsweep_trial_numbers", TrialModel.study_id, TrialModel.number)
 
 
@@ -66,19 +66,6 @@ class EditableParamsStorage(optuna.storages.RDBStorage):
         """Open a session in which Optuna's own methods work, too; it is one transaction."""
         with self.scoped_session() as session, session.begin():
             yield session
-
-    @contextlib.contextmanager
-    def within_connection(self, connection: sqlalchemy.Connection) -> Iterator[None]:
-        """Make Optuna's transactions savepoints of a connection's transaction."""
-        self.scoped_session.remove()
-        self.scoped_session.configure(bind=connection, join_transaction_mode="create_savepoint")
-        try:
-            yield
-        finally:
-            self.scoped_session.remove()
-            self.scoped_session.configure(
-                bind=self.engine, join_transaction_mode="conditional_savepoint"
-            )
 
     def read_trials(self, study_id: int, ids: Set[int] | None) -> list[FrozenTrial]:
         """Return trials of a study by Optuna's ids, in their order; None: all trials.

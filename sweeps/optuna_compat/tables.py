@@ -21,15 +21,9 @@ VERSION_QUERY = "SELECT schema_version, library_version FROM version_info"
 """Optuna's number of the tables' version, and the release that created them."""
 REVISION_QUERY = "SELECT version_num FROM alembic_version"
 """The newest Alembic migration that the tables have had."""
-VERSION_TABLE = "version_info"
-"""A table that Optuna creates in every database."""
-REVISION_TABLE = "alembic_version"
-"""A table that Alembic creates, for Optuna and for other programs."""
 STUDIES_TABLE = "studies"
 """A table that every complete storage has."""
 
-STUDY_QUERY = "SELECT study_id FROM studies WHERE study_name = :name"
-"""A study's id."""
 DIRECTIONS_QUERY = (
     "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id) "
     "WHERE study_name = :name ORDER BY objective"
@@ -39,11 +33,6 @@ STUDY_ATTRIBUTES_QUERY = (
     "SELECT key, value_json FROM study_user_attributes WHERE study_id = :study"
 )
 """A study's user attributes."""
-STUDY_ATTRIBUTE_QUERY = (
-    "SELECT value_json FROM study_user_attributes JOIN studies USING (study_id) "
-    "WHERE study_name = :name AND key = :key"
-)
-"""One user attribute of a study."""
 STUDY_SYSTEM_ATTRIBUTE_QUERY = (
     "SELECT value_json FROM study_system_attributes WHERE study_id = :study AND key = :key"
 )
@@ -52,29 +41,6 @@ ANY_STUDY_QUERY = "SELECT 1 FROM studies"
 """Whether there is a study."""
 COUNT_TRIALS_QUERY = "SELECT COUNT(*) FROM trials"
 """How many trials all studies have."""
-COUNT_STUDY_TRIALS_QUERY = "SELECT COUNT(*) FROM trials WHERE study_id = :study"
-"""How many trials a study has."""
-DELETE_EMPTY_STUDY = (
-    *(
-        f"DELETE FROM {table} WHERE study_id = ({STUDY_QUERY})"
-        for table in ("study_directions", "study_user_attributes", "study_system_attributes")
-    ),
-    "DELETE FROM studies WHERE study_name = :name",
-)
-"""The statements that delete a study without trials."""
-DELETE_STUDY = (
-    *(
-        f"DELETE FROM {table} WHERE trial_id IN "
-        f"(SELECT trial_id FROM trials WHERE study_id = ({STUDY_QUERY}))"
-        for table in (
-            *("trial_heartbeats", "trial_intermediate_values", "trial_params", "trial_values"),
-            *("trial_system_attributes", "trial_user_attributes"),
-        )
-    ),
-    f"DELETE FROM trials WHERE study_id = ({STUDY_QUERY})",
-    *DELETE_EMPTY_STUDY,
-)
-"""The statements that delete a study with its trials."""
 
 TRIALS_QUERY = (
     "SELECT trial_id, number, state, datetime_complete FROM trials "
@@ -140,7 +106,7 @@ VALUE = ("value", "value_type")
 """The two columns of a trial's value, for `number_sql`."""
 
 
-def number_sql(value: str, kind: str, *, infinity: str, minus_infinity: str) -> str:
+def number_sql(value: str, kind: str) -> str:
     """Return SQL for a stored number.
 
     Optuna keeps a number that is not finite as a kind in a second column; NaN stays NULL.
@@ -148,12 +114,10 @@ def number_sql(value: str, kind: str, *, infinity: str, minus_infinity: str) -> 
     Args:
         value: The column of the number.
         kind: The column of its kind.
-        infinity: The database's literal for infinity.
-        minus_infinity: Its literal for minus infinity.
     """
     return (
-        f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN {infinity} "
-        f"WHEN 'INF_NEG' THEN {minus_infinity} END"
+        f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN 9e999 "
+        "WHEN 'INF_NEG' THEN -9e999 END"
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sweeps.ledger.ranking import best_report
@@ -98,9 +97,7 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMe
         return None
     # A trial that the user or a criterion stopped does not count.
     tried = [t for t in trials if t.settled and (t.state == "complete" or is_stopped_early(t))]
-    tried.sort(
-        key=lambda trial: (trial.finish_order, trial.ended_at or datetime.min, trial.number)
-    )
+    tried.sort(key=lambda trial: trial.finish_order)
 
     def is_flat(count: int) -> bool:
         before = _best(tried[:-count], minimize=minimize)

@@ -107,8 +107,7 @@ class MissingReport:
 class MissingParams:
     """A trial that never started lacks parameters.
 
-    The user has changed the space since, or a driver of an older release died while it stored the
-    parameters one by one.
+    The user has changed the space since.
     """
 
     number: int

@@ -25,6 +25,7 @@ from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from trainable.earlier_configs import EARLIER, read_earlier
 from trainable.errors import StorageError
+from trainable.fingerprint import BUILT
 from trainable.manifest import Generation, describe_damage, read_manifest, read_state
 from trainable.metrics_file import (
     FILE_NAME,
@@ -37,7 +38,6 @@ from trainable.metrics_file import (
     read_resumptions,
     read_rows,
 )
-from trainable.rules import BUILT
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED, read_tested
 

@@ -20,7 +20,6 @@ from sweeps.spec.trial_run import with_accumulation
 from sweeps.spec.yaml_reader import parse
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
-from trainable.rules import EARLIEST
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
@@ -48,8 +47,7 @@ def read_config(file: Path) -> TrialConfig:
     found = parse(read_regular(file, LARGEST_TEXT).decode(), str(file), {}).data
     if not found:  # the driver was killed right before it wrote
         raise ValueError(f"{file} is empty")
-    # Configurations of earlier releases have no version of the rules: only one existed.
-    return TrialConfig.model_validate({"training_rules": EARLIEST, **found})
+    return TrialConfig.model_validate(found)
 
 
 _NOT_OF_TRAINING = "checkpoint."

@@ -244,7 +244,7 @@ def copy_study(view: SweepStatus) -> optuna.Study:
 
 def stored_trials(view: SweepStatus) -> list[FrozenTrial]:
     """Return the trials as Optuna has them, without those added after the view was read."""
-    return Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
+    return Ledger.open(view.paths.ledger).frozen_trials()[: len(view.records)]
 
 
 def make_study(

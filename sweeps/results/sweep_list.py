@@ -6,7 +6,6 @@ What must not live here: the status of one sweep (`sweep_status`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.results.sweep_status import SweepStatus
 from tracking.trusted_stores import StoreUntrusted
-
-_NUM_THREADS = 16
 
 
 def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
@@ -29,9 +26,7 @@ def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
             f"--root {root}: is a file; the root is the directory that holds all sweeps; "
             "name that directory"
         )
-    # In threads, because an unresponsive database takes five seconds.
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        yield from pool.map(_status, list_sweeps(root))
+    yield from map(_status, list_sweeps(root))
 
 
 def _status(paths: SweepPaths) -> dict[str, Any] | str:

@@ -23,7 +23,6 @@ from sweeps.checkpoint_locations import (
 )
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
-from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialSummary, count_trials, of_search
@@ -45,7 +44,7 @@ from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.pausing_rules import make_pausing_rule
-from sweeps.sweep_lock import describe_foreign_lock
+from sweeps.sweep_lock import describe_foreign_lock, is_held, read_holder
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.tested import latest_tested
@@ -115,11 +114,11 @@ class SweepStatus:
         self.revision = read_spec(paths.spec)
         self.spec: SweepSpec = self.revision.spec
         self.damage = self.revision.damage
-        self.ledger_location = ledger_location(paths, self.spec)
-        self.running, self.holder = holder_of(paths, self.ledger_location)
+        self.running = is_held(paths.lock)
+        self.holder = read_holder(paths.lock) if self.running else None
         self.stranger = describe_foreign_lock(paths.lock)
         """A message if a process locked the sweep that is no driver; else None."""
-        self.ledger = LedgerReader(self.ledger_location)
+        self.ledger = LedgerReader(paths.ledger)
         self.records = self.ledger.trials
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)

@@ -50,7 +50,7 @@ class Usage:
         saved_epochs: The reports that these did not make.
         saved_seconds: The time of these reports at the speed of each trial itself.
         saved_device_seconds: The same in seconds of `device`.
-        planned: What was planned before the first trial; None by an earlier release.
+        planned: What was planned before the first trial; None before it.
         confirming: How many of the trials that started confirm another one.
     """
 

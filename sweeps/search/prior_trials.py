@@ -76,7 +76,8 @@ class PriorTrials:
         late = any(prior.default_of is not None and prior.key in before for prior in found)
         self._first = (OPTIMIZER,) if late else ()
         data = "".join(sorted(json.dumps(prior.as_dict()) for prior in found))
-        self._digest, self._digest_before = _digest("".join((data, *self._first))), _digest(data)
+        self.digest = _digest("".join((data, *self._first)))
+        """Identifies the priors; a trial that is drawn around them keeps it."""
         self.any = bool(found)
         """Whether there are priors."""
 
@@ -114,31 +115,12 @@ class PriorTrials:
             self._prior,
             derive_seed(self._seed, "prior", number, attempt),
             exact,
-            self.digest(trials),
-            () if self._goes_on(trials) else self._first,
+            self.digest,
+            self._first,
         )
-
-    def digest(self, trials: Sequence[FrozenTrial]) -> str:
-        """Return what identifies the priors; a trial that is drawn around them keeps it.
-
-        Args:
-            trials: The trials of the search so far.
-        """
-        return self._digest_before if self._goes_on(trials) else self._digest
 
     def _own(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        digest = self.digest(trials)
-        return [trial for trial in trials if trial.user_attrs.get(PRIORS) == digest]
-
-    def _goes_on(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Return whether an earlier version has begun the sweep.
-
-        It drew the optimizer of a trial after the parameters that stand before it in the space,
-        and gave these the defaults of the file's optimizer. Such a sweep goes on so.
-        """
-        return bool(self._first) and any(
-            trial.user_attrs.get(PRIORS) == self._digest_before for trial in trials
-        )
+        return [trial for trial in trials if trial.user_attrs.get(PRIORS) == self.digest]
 
     def _prior(
         self, key: str, distribution: Distribution, point: Mapping[str, Any]

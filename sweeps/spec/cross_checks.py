@@ -2,8 +2,7 @@
 
 They work on plain data, so that they also run if another part is wrong, and all problems are
 reported in one pass. What must not live here: rules of one field or section, which are beside the
-field. Exception: newer rules, so that sweeps of earlier releases open, for which these checks are
-not run.
+field.
 """
 
 from __future__ import annotations
@@ -71,12 +70,10 @@ def cross_field_checks(
         drawn: The number of existing trials.
     """
     yield from _objective_faults(data)
-    if not drawn:  # a sweep of an earlier release keeps the metric that it has
-        yield from _test_metric_faults(data)
+    yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
     yield from repeats_faults(data)
     yield from _evaluation_faults(data.get("budget"), space)
-    yield from _shared_database_faults(data)
     yield from _inheritance_faults(data)
     yield from _share_faults(data.get("resources"), show)
     yield from _rate_faults(data.get("train"), show)
@@ -273,22 +270,6 @@ def _population_faults(
             f"{scheduler} changes parameters below train.optimizer. and train.clip. while trials "
             "train, and the space has none; search for example train.optimizer.lr, or write "
             f"scheduler: {DEFAULT_RULE.name}",
-        )
-
-
-def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Refuse ledger and tracking store in one database: both have a table `alembic_version`."""
-    sections = data.get("tracking"), data.get("storage")
-    uris = [
-        section.get(key) if isinstance(section, dict) else None
-        for section, key in zip(sections, ("uri", "ledger"), strict=True)
-    ]
-    tracking, ledger = (re.sub(r"^postgresql\+\w+:", "postgresql:", str(uri)) for uri in uris)
-    if None not in uris and tracking == ledger:
-        yield Issue(
-            ("storage", "ledger"),
-            "tracking.uri names the same database; each needs one of its own, because both store "
-            "their schema version in the same table; create another one and name it here",
         )
 
 

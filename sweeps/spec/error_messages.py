@@ -2,7 +2,8 @@
 
     file:line:column: key.path: what is wrong (the value); the rule; what to write instead
 
-Here are "did you mean" and the translation of pydantic's errors. What must not live here: the
+Here are "did you mean", the sentence about a sweep file of another tool, and the translation of
+pydantic's errors. What must not live here: the
 error classes (`sweeps.errors`), reading files (`yaml_reader`), and the rules of single fields
 (beside the fields).
 """
@@ -62,6 +63,51 @@ _NULL_MEANS = {
     "stop.plateau.trials": "null switches it off",
     "concurrency": "null runs as many trials at once as the resources allow",
 }
+
+
+_OPTUNA_KEYS = {"direction", "directions", "n_trials", "pruner", "study_name"}
+_OPTUNA_SPACES = {"params", "search_space", "distributions", "parameters", "config"}
+_RANGE_KEYS = {"distribution", "values", "min", "max", "low", "high", "choices"}
+_OPTUNA_CALL = re.compile(r"\s*(trial\.suggest_\w+|\w+Distribution|tag|interval|range|choice)\(")
+_TUNE_CALL = re.compile(r"\s*(ray\.)?tune\.\w+\(")
+
+
+def describe_other_tool(data: Mapping[str, Any]) -> str | None:
+    """Return a message about a sweep file of W&B, Optuna or Ray Tune; None about other files.
+
+    Args:
+        data: The content of the file.
+    """
+    if "task" in data or isinstance(data.get("space"), dict):
+        return None  # a spec
+    spaces = [data[key] for key in _OPTUNA_SPACES if isinstance(data.get(key), dict)]
+    hydra, params = data.get("hydra"), data.get("parameters")
+    if (isinstance(hydra, dict) and "sweeper" in hydra) or (spaces and _OPTUNA_KEYS & set(data)):
+        tool, page = "Optuna", "optuna"
+    elif isinstance(params, dict) and ("method" in data or _has_range(params)):
+        tool, page = "W&B", "wandb"
+    elif "param_space" in data or "tune_config" in data or _has_tune_call(data):
+        tool, page = "Ray Tune", "ray-tune"
+    elif any(map(_has_range, spaces)):
+        tool, page = "Optuna", "optuna"
+    else:
+        return None
+    return (
+        f"is a sweep of {tool}; `sweep` reads specs of its own form; write it as "
+        f"docs/coming-from-{page}.md shows by example"
+    )
+
+
+def _has_range(value: object) -> bool:
+    if isinstance(value, dict):
+        return bool(_RANGE_KEYS & set(value)) or any(map(_has_range, value.values()))
+    return isinstance(value, str) and bool(_OPTUNA_CALL.match(value))
+
+
+def _has_tune_call(value: object) -> bool:
+    if isinstance(value, dict):
+        return "grid_search" in value or any(map(_has_tune_call, value.values()))
+    return isinstance(value, str) and bool(_TUNE_CALL.match(value))
 
 
 def key_path(key: str) -> tuple[str, ...]:

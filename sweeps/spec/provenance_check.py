@@ -35,7 +35,7 @@ class Origin:
     data: str | None = None
     """None if the task does not provide one."""
     samples: Mapping[str, Any] = field(default_factory=dict)
-    """A summary of the data, compared with a tolerance; empty in sweeps of earlier releases."""
+    """A summary of the data, compared with a tolerance; empty if unknown."""
 
     def tags(self) -> dict[str, str]:
         """Return the digests of code and data as tags; `unknown` for one that is missing."""

@@ -1,11 +1,11 @@
 """A sweep's `sweep.yaml`: a file of revisions, each a YAML document with its own digest.
 
-    # format 1, revision 1, 2026-11-20T16:08:46Z
+    # format 4, revision 1, 2026-11-20T16:08:46Z
     version: 1
     ...
     # sha256 0f3c...
     ---
-    # format 1, revision 2, 2026-11-20T17:20:11Z: trials: 4 -> 8
+    # format 4, revision 2, 2026-11-20T17:20:11Z: trials: 4 -> 8
     ...
 
 The newest revision whose digest verifies is the spec. A resume that changes the spec appends a
@@ -29,11 +29,8 @@ from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.yaml_scalars import write_flow
 from trainable.config_base import Section
-from trainable.rules import EARLIEST
 from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 
-_RULES_SINCE = 2
-"""The first format whose revisions have the key `training_rules`."""
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
 # A flipped bit in the line break after the digest must not invalidate the revision.
@@ -48,11 +45,8 @@ class Revision(NamedTuple):
     """Counts from 1."""
     damage: str | None
     """A message about later revisions that are not valid; None if there are none."""
-    format: int | None
-    """The directory's format; None in files of format 1, which may not have the number."""
     text: str
-    """The text of the revision, with as many empty lines before it as in the file. Revisions of
-    earlier formats get the key `training_rules`."""
+    """The text of the revision, with as many empty lines before it as in the file."""
 
 
 def read_spec(path: Path) -> Revision:
@@ -60,7 +54,7 @@ def read_spec(path: Path) -> Revision:
 
     Raises:
         RevisionError: The file cannot be read, no revision in it verifies, or the directory is of
-            a newer format.
+            another format.
         SpecError: The revision is of a version that this program does not know.
     """
     try:
@@ -75,8 +69,7 @@ def read_spec(path: Path) -> Revision:
     for number in range(len(documents), 0, -1):
         text, rest = _unsealed(documents[number - 1])
         if text is not None:
-            format = _format(text, path)
-            text = _with_rules(text)
+            _check_format(text, path)
             above = sum(document.count(b"\n") + 1 for document in documents[: number - 1])
             text = "\n" * above + text  # so that positions in messages are those of the file
             damage = None
@@ -86,7 +79,7 @@ def read_spec(path: Path) -> Revision:
                     f"short or edited; revision {number} is used; repeat later changes with "
                     "-s KEY=VALUE"
                 )
-            return Revision(parse_spec(text, str(path), drawn=None), number, damage, format, text)
+            return Revision(parse_spec(text, str(path), drawn=None), number, damage, text)
     raise RevisionError(
         f"{path} has no valid revision of the spec: it is damaged, cut short or edited; each "
         "revision has its sha256, and changes are made with `sweep resume NAME -s KEY=VALUE`; "
@@ -102,16 +95,13 @@ def read_revisions(path: Path) -> list[SweepSpec]:
         OSError: The file cannot be read.
     """
     texts = [_unsealed(document)[0] for document in _BREAK.split(read_regular(path, LARGEST_TEXT))]
-    return [
-        parse_spec(_with_rules(text), str(path), drawn=None) for text in texts if text is not None
-    ]
+    return [parse_spec(text, str(path), drawn=None) for text in texts if text is not None]
 
 
 def write_spec(path: Path, spec: SweepSpec, note: str = "") -> None:
     """Append `spec` as the newest revision, atomically, also in a power loss.
 
-    If it is the newest revision already, the file stays as it is. A file without a format number
-    gets a revision even then, so that it has one.
+    If it is the newest revision already, the file stays as it is.
 
     Args:
         path: The file.
@@ -127,7 +117,7 @@ def write_spec(path: Path, spec: SweepSpec, note: str = "") -> None:
     before, what = b"", ""
     if path.exists():
         newest = read_spec(path)
-        if is_unchanged(newest.spec, spec) and newest.format is not None and not note:
+        if is_unchanged(newest.spec, spec) and not note:
             return
         before = read_regular(path, LARGEST_TEXT)
         before += (b"" if before.endswith(b"\n") else b"\n") + b"---\n"
@@ -193,29 +183,22 @@ def _written(leaves: Mapping[str, Any], key: str) -> str:
     return write_flow(leaves[key]) if key in leaves else "nothing"
 
 
-def _format(text: str, path: Path) -> int | None:
-    """Return the format number in a revision; see `Revision`.
+def _check_format(text: str, path: Path) -> None:
+    """Check the format number in a revision; the first format had none.
 
     Raises:
-        RevisionError: It is newer than this release.
+        RevisionError: It is not that of this release.
     """
     found = _FORMAT.match(text)
-    if found is None:
-        return None
-    if (number := int(found[1])) > FORMAT:
-        raise RevisionError(
-            f"{path} says that the sweep has format {number}; this release reads formats up to "
-            f"{FORMAT} and does not change the sweep; upgrade gradsweep"
-        )
-    return number
-
-
-def _with_rules(text: str) -> str:
-    """Return a revision's text; one of an early format gets the earliest training rules."""
-    found = _FORMAT.match(text)
-    if found is not None and int(found[1]) >= _RULES_SINCE:
-        return text
-    return f"{text}training_rules: {EARLIEST}\n"
+    if (number := int(found[1]) if found else 1) == FORMAT:
+        return
+    remedy = "upgrade gradsweep"
+    if number < FORMAT:
+        remedy = "use the version that made the sweep, or run its spec again as a new sweep"
+    raise RevisionError(
+        f"{path} is of a sweep of format {number}; this version of gradsweep reads format "
+        f"{FORMAT} alone, and has changed nothing; {remedy}"
+    )
 
 
 def _unsealed(document: bytes) -> tuple[str | None, bytes]:

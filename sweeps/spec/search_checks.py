@@ -76,7 +76,7 @@ def search_faults(
     if (whole := _whole(data, sound, search)) is None:
         return
     trials = data.get("trials")
-    if not drawn:  # a sweep of an earlier release keeps the ranges that it has
+    if not drawn:  # else a resume checks what it changes
         yield from range_faults(sound, search)
     yield from _warm_start_faults(search, data)
     yield from prior_faults(whole, search, _optimizer_of(data))

@@ -50,7 +50,6 @@ _LONGEST_METRIC = LONGEST_KEY - len("best/")
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")
 _ANY_AT = re.compile(r"://\S*@")
 _USER_ALONE = re.compile(r"://[^/?#\s:@]*@")
-_POSTGRESQL = ("postgresql://", "postgresql+psycopg2://")
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _OBJECTS = re.compile(rf"s3://{_BUCKET}(/(?!\.{{1,2}}(/|$))[\w.-]+)*/?", re.ASCII)
 _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
@@ -357,12 +356,7 @@ class NotifyConfig(Section):
 
 
 class StorageConfig(Section):
-    """Where the ledger and the checkpoints of a sweep are stored."""
-
-    ledger: str | None = Field(default=None, min_length=1)
-    """The database of the ledger, `postgresql://USER@HOST/DATABASE` without a password. Sweeps may
-    share it. Its lock ensures that only one driver, on any host, runs a sweep. null: a file in the
-    sweep's directory."""
+    """Where the checkpoints of a sweep are stored."""
 
     checkpoints: str | None = Field(default=None, min_length=1)
     """The object store of the checkpoints, `s3://BUCKET/PREFIX`. The environment has its endpoint
@@ -386,19 +380,6 @@ class StorageConfig(Section):
                 "the sweep's directory; write for example s3://my-bucket/sweeps, or null"
             )
         return address.rstrip("/")
-
-    @field_validator("ledger")
-    @classmethod
-    def _is_postgresql(cls, uri: str | None) -> str | None:
-        if uri is None:
-            return None
-        _without_credentials(uri)
-        if not uri.startswith(_POSTGRESQL):
-            raise UserError(
-                f"{shown(uri)} is not the address of a PostgreSQL database; a ledger is in one, "
-                "or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
-            )
-        return uri
 
 
 _STEP_TIMEOUT = "30m"

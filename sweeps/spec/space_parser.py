@@ -23,7 +23,6 @@ from typing import Any
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import shown
 from sweeps.spec.error_messages import nearest
-from sweeps.spec.foreign_space import translate_distribution
 from sweeps.spec.priors import PRIOR, PRIOR_WIDTH, parse_prior
 from sweeps.spec.space import (
     KINDS,
@@ -60,13 +59,6 @@ def parse_distribution(data: object) -> Distribution:
     if isinstance(data, Distribution):
         # Created in Python: check it by the same rules.
         data = data.to_data()
-    if (foreign := translate_distribution(data)) is not None:
-        text = shown(data) if isinstance(data, str) else write_flow(data)
-        remedy = f"write {write_flow(foreign.data)}"
-        raise UserError(
-            f"{text} is how another tool writes a parameter; a space holds one distribution per "
-            f"key; {f'{remedy} outside of `space`' if foreign.fixed else remedy}"
-        )
     if not isinstance(data, dict):
         text = shown(data) if not isinstance(data, list) else "a list"
         raise UserError(
@@ -92,8 +84,8 @@ def parse_distribution(data: object) -> Distribution:
             text = f"unknown key '{unknown[0]}' beside a distribution; valid: {valid}{fix}"
             raise UserError([Issue((unknown[0],), text, True)])
         raise UserError(
-            f"there are {len(data)} distributions; a parameter has exactly one; "
-            f"write one of: {_FORMS}"
+            f"there are {sum(key in KINDS for key in data)} distributions; a parameter has "
+            f"exactly one; write one of: {_FORMS}"
         )
     ((name, arguments),) = data.items()
     kind = KINDS.get(str(name))

@@ -20,8 +20,7 @@ from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError
 from sweeps.spec import automatic, yaml_reader
 from sweeps.spec.cross_checks import cross_field_checks
 from sweeps.spec.document import Document
-from sweeps.spec.error_messages import key_path, translate
-from sweeps.spec.foreign_specs import refuse_foreign
+from sweeps.spec.error_messages import describe_other_tool, key_path, translate
 from sweeps.spec.space import Distribution
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.sweep_spec import LOADING, SweepSpec, spec_path, trial_yaml, version_fault
@@ -87,7 +86,8 @@ def load_with_positions(
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
-    refuse_foreign(doc, parse_spec)
+    if message := describe_other_tool(doc.data):
+        raise SpecError([LocatedIssue(doc.label, "", message)])
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
@@ -105,7 +105,7 @@ def parse_with_positions(
     Args:
         name: Replaces the spec's `name`.
         drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
-            the spec of an existing sweep: it was checked by the rules of its release.
+            the spec of an existing sweep: it was checked when it began.
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.parse(text, label, environ)

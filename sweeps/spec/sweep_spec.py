@@ -70,7 +70,6 @@ from trainable.config import (
 )
 from trainable.config_base import Section
 from trainable.optimizer_config import is_own
-from trainable.rules import NEWEST, rules_of
 from trainable.seeding import derive_seed
 
 VERSION = 1
@@ -120,8 +119,8 @@ class SweepSpec(Section):
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
-    training_rules: Literal[1, 2, 3] = NEWEST
-    """The version of the training rules; a sweep keeps the one that it started with."""
+    training_rules: Literal[3] = 3
+    """The version of the training rules; see `TrialConfig`."""
 
     _checkpoint_at_reports = model_validator(mode="before")(checkpoint_at_reports)
 
@@ -265,8 +264,7 @@ class SweepSpec(Section):
         data["seed"] = derive_seed(self.seed, seed.purpose, seed.number)
         data["patience"] = self.early_stopping.patience
         data["workers"] = workers_of(self.resources, params)
-        if rules_of(self.training_rules).shared_data:
-            data["data_seed"] = derive_seed(self.seed, "data")
+        data["data_seed"] = derive_seed(self.seed, "data")
         if seed.purpose == "confirm":  # all that is drawn is drawn under the common seed
             data["data_seed"] = derive_seed(self.seed, "confirm", "data", seed.number)
         if seed.split:

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from sweeps.checkpoint_locations import trial_store
-from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.spec.revisions import read_spec
 from tests.chaos.killed_runs import curve
@@ -86,8 +85,7 @@ def read_runs(sandbox: Sandbox) -> dict[int | None, list[Run]]:
     if sandbox.store is None:
         runs = read_store(f"sqlite:///{sandbox.cli.root / 'mlflow.db'}")
     else:
-        place = ledger_location(sandbox.paths, read_spec(sandbox.paths.spec).spec)
-        runs = read_store(sandbox.store, LedgerReader(place).sweep_id)
+        runs = read_store(sandbox.store, LedgerReader(sandbox.paths.ledger).sweep_id)
     found: dict[int | None, list[Run]] = {}
     for run in runs:
         for point in [point for point in run.points if point[0] in MEASURED]:

@@ -68,13 +68,6 @@ class Cluster:
         """The address of its database, for SQLAlchemy; without the password."""
         return f"postgresql+psycopg2://{_USER}@/postgres?host={self._directory}"
 
-    def create_database(self, name: str) -> str:
-        """Make a further database; returns its address."""
-        with closing(self.connect()) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
-            cursor.execute(f'CREATE DATABASE "{name}"')
-        return self.uri.replace("/postgres?", f"/{name}?")
-
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         """Ask a question of the database."""
         with closing(self.connect()) as connection, connection.cursor() as cursor:

@@ -28,7 +28,6 @@ TLS = COMPOSE.with_name("compose.tls.yaml")
 SECRETS = (
     "postgres_password",
     "mlflow_db_password",
-    "ledger_db_password",
     "mlflow_password",
     "ray_token",
 )

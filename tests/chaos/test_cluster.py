@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from tests.chaos.invariants import (
     assert_no_residue,
 )
 from tests.chaos.networks import INSTALL, Host, Network, missing_tool, refusal
-from tests.chaos.postgres import Cluster
 from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
 from tests.chaos.tracking_service import Service
 from tests.integration.commandline import wait_until
@@ -144,15 +142,14 @@ def test_row_04_node_killed(
     _assert_gone(*others)
 
 
-@pytest.mark.fault(4, "the same where ledger, checkpoints and records are shared, and its driver")
+@pytest.mark.fault(4, "the same where checkpoints and records are shared, and its driver")
 def test_row_04_node_and_driver_killed_on_shared_storage(
-    references: References, cluster: Cluster, service_on_postgres: Service, tmp_path: Path
+    references: References, service_on_postgres: Service, tmp_path: Path
 ) -> None:
-    """The three lines of a spec that a team shares, with trials on a cluster."""
-    ledger = cluster.create_database(f"sweeps_{uuid.uuid4().hex[:8]}")
+    """The two lines of a spec that a team shares, with trials on a cluster."""
     shared = (
         f"{PARALLEL}tracking: {{uri: {service_on_postgres.url}}}\n"
-        f'storage: {{ledger: "{ledger}", checkpoints: "s3://{BUCKET}/shared"}}\n'
+        f'storage: {{checkpoints: "s3://{BUCKET}/shared"}}\n'
     )
     with ObjectStore() as store, named_by_environment(store):
         where = store.environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
@@ -168,7 +165,6 @@ def test_row_04_node_and_driver_killed_on_shared_storage(
             driver = sandbox.resume("--address", head.address)
             found = assert_all(sandbox, references.of(PARALLEL), driver.wait())
             assert all(each["checkpoint"].startswith("s3://") for each in found.trials)
-            assert not sandbox.paths.ledger.exists()
             assert not (sandbox.cli.root / "mlflow.db").exists()
         finally:
             sandbox.close()

@@ -33,7 +33,6 @@ _SETTINGS = (
     "trials=2",
     "budget.epochs=3",
     "early_stopping.scheduler=none",
-    "storage.ledger=postgresql://ledger@postgres/ledger",
 )
 _CAPTURE = """
 import socket
@@ -86,7 +85,7 @@ print(len(mlflow.MlflowClient("https://mlflow:5000").search_experiments()))
 """
 _POSTGRES = """
 import psycopg2
-made = psycopg2.connect("postgresql://ledger@postgres/ledger")
+made = psycopg2.connect("postgresql://mlflow@postgres/mlflow")
 asked = made.cursor()
 asked.execute("SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
 print(asked.fetchone()[0])
@@ -199,14 +198,17 @@ def test_tracking_server_accepts_tls_only(stack: Stack, head: Any, foreign: str)
     assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
 
 
-def test_postgresql_accepts_tls_only(stack: Stack, head: Any, foreign: str) -> None:
-    assert stack.inside(head, "python", "-c", _POSTGRES).stdout.startswith("TLSv1.")
+def test_postgresql_accepts_tls_only(stack: Stack, tmp_path: Path) -> None:
+    (mlflow,) = stack.containers("mlflow")
+    assert stack.inside(mlflow, "python", "-c", _POSTGRES).stdout.startswith("TLSv1.")
+    stack.make_certificates(tmp_path)
+    _put(stack, mlflow, "/tmp/foreign-tls_ca", tmp_path / "tls_ca")
     for setting, cause in (
         ("PGSSLMODE=disable", "no encryption"),
-        (f"PGSSLROOTCERT={foreign}tls_ca", "certificate verify failed"),
+        ("PGSSLROOTCERT=/tmp/foreign-tls_ca", "certificate verify failed"),
     ):
         refused = stack.inside(
-            head, "python", "-c", _POSTGRES, environment=(setting,), check=False
+            mlflow, "python", "-c", _POSTGRES, environment=(setting,), check=False
         )
         assert refused.returncode != 0
         assert cause in refused.stderr

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,14 +16,12 @@ from tests.chaos.invariants import (
     References,
     Sandbox,
     assert_all,
-    assert_ended,
 )
 from tests.chaos.kill_cases import SEED
 from tests.chaos.probe_task import KINDS
 from tests.integration.commandline import wait_until
 from trainable.checkpoint import CheckpointStore
 
-OLDER = Path(__file__).parents[1] / "assets/format-1/chaos"
 SWEEPS, KILLS_OF_EACH = 10, 5
 _TRIES = 4
 
@@ -85,16 +81,6 @@ def test_row_06_driver_killed(sandbox: Sandbox, references: References) -> None:
     assert kills == 3
     found = assert_all(sandbox, reference, sandbox.resume_to_end())
     assert {trial["state"] for trial in found.trials} == {"complete", "pruned"}
-
-
-@pytest.mark.fault(6, "kill -9 of a driver of an older release, whose sweep this one refuses")
-def test_row_06_older_driver_killed(sandbox: Sandbox) -> None:
-    shutil.copytree(OLDER, sandbox.paths.directory)
-    before = {path: path.read_bytes() for path in OLDER.rglob("*") if path.is_file()}
-    refused = "is of a sweep of format 1, whose checkpoints this release cannot continue"
-    assert_ended(sandbox.resume_to_end(), 2, refused)
-    for path, content in before.items():
-        assert (sandbox.paths.directory / path.relative_to(OLDER)).read_bytes() == content
 
 
 @pytest.mark.chaos

@@ -31,7 +31,6 @@ from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.ledger.sqlite import LedgerFile
 from sweeps.optuna_compat import samplers, storage, tables
 
 SPACE: dict[str, BaseDistribution] = {
@@ -89,16 +88,16 @@ def test_schema(rdb: storage.EditableParamsStorage) -> None:
     assert (number, revision) == tables.SCHEMA
     assert library == optuna.__version__
     names = set(sqlalchemy.inspect(rdb.engine).get_table_names())
-    assert {tables.VERSION_TABLE, tables.REVISION_TABLE, tables.STUDIES_TABLE} <= names
+    assert {"version_info", "alembic_version", tables.STUDIES_TABLE} <= names
 
 
 @pytest.mark.parametrize("name", [name for name in vars(tables) if name.endswith("_QUERY")])
 def test_query_reads_columns_that_exist(name: str, rdb: storage.EditableParamsStorage) -> None:
     query = getattr(tables, name).format(
-        number=LedgerFile.sql.number("value", "value_type")
+        number=tables.number_sql("value", "value_type")
         if name in ("BEST_VALUES_QUERY", "LAST_VALUES_QUERY", "VALUES_QUERY")
-        else LedgerFile.sql.number(*tables.INTERMEDIATE_VALUE),
-        is_report=LedgerFile.sql.begins("report "),
+        else tables.number_sql(*tables.INTERMEDIATE_VALUE),
+        is_report="key GLOB 'report *'",
         pick="MIN",
     )
     given = {"study": 1, "name": "sweep", "key": "a", "number": None}
@@ -116,7 +115,7 @@ def test_queries_read_what_optuna_writes(
     rdb.set_trial_intermediate_value(number, 2, math.inf)
     rdb.set_trial_intermediate_value(number, 3, math.nan)
     rdb.set_trial_state_values(number, TrialState.COMPLETE, [-math.inf])
-    report = LedgerFile.sql.begins("report ")
+    report = "key GLOB 'report *'"
     with rdb.engine.connect() as db:
 
         def ask(query: str, **given: Any) -> list[Any]:
@@ -128,11 +127,11 @@ def test_queries_read_what_optuna_writes(
         assert (first, state, bool(ended)) == (0, "COMPLETE", True)
         attributes = tables.ATTRIBUTES_QUERY.format(is_report=report)
         assert ask(attributes, study=study_id) == [(number, "a", "1")]
-        intermediate = LedgerFile.sql.number(*tables.INTERMEDIATE_VALUE)
+        intermediate = tables.number_sql(*tables.INTERMEDIATE_VALUE)
         reports = tables.REPORTS_QUERY.format(number=intermediate)
         found = ask(reports, study=study_id, number=None)
         assert found == [(0, 1, 0.5), (0, 2, math.inf), (0, 3, None)]
-        values = tables.VALUES_QUERY.format(number=LedgerFile.sql.number(*tables.VALUE))
+        values = tables.VALUES_QUERY.format(number=tables.number_sql(*tables.VALUE))
         assert ask(values, study=study_id) == [(number, -math.inf)]
         decode = tables.ParamDecoder()
         stored = ask(tables.PARAMS_QUERY, study=study_id)
@@ -145,28 +144,6 @@ def test_json_of_distribution(distribution: BaseDistribution) -> None:
     assert data["name"] == type(distribution).__name__
     if isinstance(distribution, CategoricalDistribution):
         assert data["attributes"]["choices"] == list(distribution.choices)
-
-
-@pytest.mark.parametrize("statements", ["DELETE_EMPTY_STUDY", "DELETE_STUDY"])
-def test_delete_study(rdb: storage.EditableParamsStorage, study_id: int, statements: str) -> None:
-    rdb.set_study_user_attr(study_id, "a", 1)
-    rdb.set_study_system_attr(study_id, "b", 2)
-    if statements == "DELETE_STUDY":
-        number = rdb.create_new_trial(study_id, running(user_attrs={"a": 1}))
-        rdb.set_trial_system_attr(number, "b", 2)
-        rdb.set_trial_intermediate_value(number, 1, 0.5)
-        rdb.record_heartbeat(number)
-        rdb.set_trial_state_values(number, TrialState.COMPLETE, [0.5])
-        with rdb.engine.connect() as db:
-            for table in models.BaseModel.metadata.sorted_tables:
-                assert db.execute(sqlalchemy.select(table)).fetchall(), table.name
-    with rdb.engine.begin() as db:
-        for statement in getattr(tables, statements):
-            db.execute(sqlalchemy.text(statement), {"name": "sweep"})
-    with rdb.engine.connect() as db:
-        for table in models.BaseModel.metadata.sorted_tables:
-            if table.name != tables.VERSION_TABLE:
-                assert not db.execute(sqlalchemy.select(table)).fetchall(), table.name
 
 
 # -- What is written ------------------------------------------------------------------------------
@@ -205,19 +182,6 @@ def test_set_trial_param_without_commit(rdb: storage.EditableParamsStorage, stud
     rdb.set_trial_param(other, "kind", 1.0, changed)
     rdb.set_trial_param(other, "width", 0.5, FloatDistribution(0, 1))
     assert rdb.get_trial(other).params == {"kind": "lion", "width": 0.5}
-
-
-def test_session_of_optuna_within_a_connection(
-    rdb: storage.EditableParamsStorage, study_id: int
-) -> None:
-    with rdb.database.connect() as connection, connection.begin() as transaction:
-        connection.exec_driver_sql("BEGIN")  # Python's sqlite3 begins none before a savepoint
-        with rdb.within_connection(connection):
-            rdb.set_study_user_attr(study_id, "a", 1)
-        transaction.rollback()
-    assert rdb.get_study_user_attrs(study_id) == {}
-    rdb.set_study_user_attr(study_id, "a", 2)
-    assert rdb.get_study_user_attrs(study_id) == {"a": 2}
 
 
 def test_trial_is_found_by_its_number_through_the_index(

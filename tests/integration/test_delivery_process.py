@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
+from tests.integration.sweep_runs import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.delivery_process import DeliveryProcess
 from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import pending
-from tracking.run_reader import runs_of_sweep
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,8 @@ def steps(uri: str) -> list[int]:
     """The steps of trial 0, as often as they were recorded."""
     from mlflow import MlflowClient
 
-    [run] = [run for run in runs_of_sweep(uri, "digits", "one") if run.trial == 0]
-    history = MlflowClient(tracking_uri=uri).get_metric_history(run.run_id, "loss")
+    run = runs_of_sweep(uri, "digits", "one")[0]
+    history = MlflowClient(tracking_uri=uri).get_metric_history(run.info.run_id, "loss")
     return sorted(point.step for point in history)
 
 

@@ -234,7 +234,7 @@ def entrypoint(tmp_path: Path) -> Entrypoint:
 
 ROLES = {
     "mlflow-server": ("mlflow_db_password", "mlflow_password"),
-    "ray-head": ("ray_token", "ledger_db_password", "mlflow_password"),
+    "ray-head": ("ray_token", "mlflow_password"),
     "ray-worker": ("ray_token",),
 }
 

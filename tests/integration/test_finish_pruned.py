@@ -11,7 +11,7 @@ import torch
 from mlflow import MlflowClient
 
 from sweeps.checkpoint_locations import trial_store
-from sweeps.ledger.attributes import FINISHES
+from sweeps.ledger.attributes import ROLE
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import read_spec
@@ -101,8 +101,8 @@ def _assert_one_trial_and_run(
 ) -> None:
     """Assert what Optuna and MLflow have of a trial that finished another one."""
     ledger = Ledger.open(cli.root / "small/ledger.db")
-    finishing = [one for one in ledger.frozen_trials() if FINISHES in one.user_attrs]
-    assert [(one.number, one.user_attrs[FINISHES]) for one in finishing] == [(new, number)]
+    finishing = [one for one in ledger.frozen_trials() if ROLE in one.user_attrs]
+    assert [(one.number, one.user_attrs[ROLE]["origin"]) for one in finishing] == [(new, number)]
     assert finishing[0].state == optuna.trial.TrialState.COMPLETE
     assert sorted(finishing[0].intermediate_values) == list(range(1, EPOCHS + 1))
     assert finishing[0].value == trials[new]["value"]

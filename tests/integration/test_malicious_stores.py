@@ -49,51 +49,35 @@ def invoke(root: Path, *line: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
-def ledger_of(store: MaliciousStore, form: str = "postgresql://{0}/sweeps") -> str:
-    return f'storage: {{ledger: "{form.format(f"{FOREIGN}:{store.port}", port=store.port)}"}}'
+def tracked_by(store: MaliciousStore, form: str = "postgresql+psycopg2://{0}/x") -> str:
+    return f'tracking: {{uri: "{form.format(f"{FOREIGN}:{store.port}", port=store.port)}"}}'
 
 
 FORMS = {
-    "plain": "postgresql://{0}/sweeps",
-    "user": "postgresql+psycopg2://ada@{0}/sweeps",
-    "after a loopback": "postgresql://127.0.0.1:1,{0}/sweeps",
-    "option": "postgresql://127.0.0.1:{port}/sweeps?host=127.1",
-    "address": "postgresql://localhost:{port}/sweeps?hostaddr=0.0.0.0",
-    "escaped": "postgresql://127%2e1:{port}/sweeps",
-    "loopback, in clear": "postgresql://127.0.0.1:{port}/sweeps?require_auth=password",
+    "plain": "postgresql+psycopg2://{0}/x",
+    "user": "postgresql+psycopg2://ada@{0}/x",
+    "after a loopback": "postgresql+psycopg2://127.0.0.1:1,{0}/x",
+    "option": "postgresql+psycopg2://127.0.0.1:{port}/x?host=127.1",
+    "address": "postgresql+psycopg2://localhost:{port}/x?hostaddr=0.0.0.0",
+    "escaped": "postgresql+psycopg2://127%2e1:{port}/x",
+    "loopback, in clear": "postgresql+psycopg2://127.0.0.1:{port}/x?require_auth=password",
 }
-
-
-@pytest.mark.parametrize("command", LOOKING)
-def test_no_command_connects_to_a_planted_ledger(
-    planted: MaliciousStore, tmp_path: Path, command: str
-) -> None:
-    MadeSweep(tmp_path, more=ledger_of(planted))
-    MadeSweep(tmp_path, "other").add("complete", 0.5)
-    line, code = LOOKING[command]
-    done, said = invoke(tmp_path, *line)
-    assert planted.heard == []
-    assert done == code
-    assert "is a store that you have not named" in said
-    assert f"sweep trust postgresql://{FOREIGN}:{planted.port}" in said
-    assert command != "list" or "other" in said
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_form_of_address_hides_a_host(
     planted: MaliciousStore, tmp_path: Path, form: str
 ) -> None:
-    MadeSweep(tmp_path, more=ledger_of(planted, FORMS[form]))
-    done, said = invoke(tmp_path, "status", "small")
+    MadeSweep(tmp_path, more=tracked_by(planted, FORMS[form])).add("complete", 0.5)
+    done, said = invoke(tmp_path, "sync", "small")
     assert planted.heard == []
     assert (done, "have not named" in said) == (2, True), said
 
 
 def test_local_server_gets_no_password_in_clear(planted: MaliciousStore, tmp_path: Path) -> None:
-    MadeSweep(
-        tmp_path, more=f"storage: {{ledger: 'postgresql://127.0.0.1:{planted.port}/sweeps'}}"
-    )
-    assert invoke(tmp_path, "status", "small")[0] == 2
+    uri = f"postgresql+psycopg2://127.0.0.1:{planted.port}/x"
+    MadeSweep(tmp_path, more=f"tracking: {{uri: '{uri}'}}").add("complete", 0.5)
+    assert invoke(tmp_path, "sync", "small")[0] != 0
     assert planted.heard
     assert not any(PASSWORD.encode() in heard for heard in planted.heard)
 
@@ -104,12 +88,13 @@ def test_other_users_sweep_reaches_no_trusted_store(
     planted: MaliciousStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
 ) -> None:
     for host in (FOREIGN, "127.0.0.1"):
-        uri = f"postgresql://{host}:{planted.port}/sweeps"
+        uri = f"postgresql+psycopg2://{host}:{planted.port}/x"
         monkeypatch.setenv("SWEEP_TRUSTED_STORES", uri)
-        sweep = MadeSweep(tmp_path / host, more=f'storage: {{ledger: "{uri}"}}')
+        sweep = MadeSweep(tmp_path / host, more=f'tracking: {{uri: "{uri}"}}')
+        sweep.add("complete", 0.5)
         theirs = sweep.paths.spec if foreign == "sweep.yaml" else sweep.paths.directory
         os.chown(theirs, 54321, 54321)
-        done, said = invoke(tmp_path / host, "status", "small")
+        done, said = invoke(tmp_path / host, "sync", "small")
         assert planted.heard == []
         assert (done, "belongs to user 54321" in said) == (2, True), said
 
@@ -166,7 +151,7 @@ def test_spec_file_names_stores_if_owned_by_the_user(
     planted: MaliciousStore, tmp_path: Path
 ) -> None:
     file = tmp_path / "spec.yaml"
-    file.write_text(MadeSweep(tmp_path / "made", more=ledger_of(planted)).spec.to_yaml())
+    file.write_text(MadeSweep(tmp_path / "made", more=tracked_by(planted)).spec.to_yaml())
     for owner, mode in ((54321, 0o644), (0, 0o666)):
         os.chown(file, owner, owner)
         file.chmod(mode)
@@ -179,7 +164,7 @@ def test_spec_file_names_stores_if_owned_by_the_user(
     assert planted.heard
     assert not any(PASSWORD.encode() in heard for heard in planted.heard)
     before = len(planted.heard)
-    invoke(tmp_path / "made", "status", "small")
+    invoke(tmp_path / "made", "sync", "small")
     assert len(planted.heard) > before, "what was named is remembered"
 
 

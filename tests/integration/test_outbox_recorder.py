@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.integration.commandline import wait_until
+from tests.integration.sweep_runs import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.address import sqlite_uri
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
 from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import read_outbox
-from tracking.run_reader import runs_of_sweep
 from tracking.ui import start_server
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class Store:
         return MlflowClient(tracking_uri=self.uri)
 
     def runs(self, sweep_id: str, experiment: str = "digits") -> dict[int | None, Run]:
-        found = runs_of_sweep(self.uri, experiment, sweep_id)
-        assert len(found) == len({run.trial for run in found}), "one run per trial"
-        return {run.trial: self.client.get_run(run.run_id) for run in found}
+        return runs_of_sweep(self.uri, experiment, sweep_id)
 
     def history(self, run: Run, key: str) -> list[tuple[int, int, float]]:
         history = self.client.get_metric_history(run.info.run_id, key)
@@ -233,7 +231,7 @@ def test_renamed_experiment_keeps_its_runs(store: Store, deleted: bool) -> None:
     recorder = store.recorder(sweep_id, "before")
     recorder.log(0, lines(1, 70))
     assert recorder.close(LONG) == 0
-    assert runs_of_sweep(store.uri, "before", sweep_id) == []
+    assert runs_of_sweep(store.uri, "before", sweep_id) == {}
     after = store.runs(sweep_id, f"after {deleted}")
     assert {n: r.info.run_id for n, r in after.items()} == {
         n: r.info.run_id for n, r in before.items()
@@ -270,10 +268,6 @@ def test_second_sync_adds_nothing(store: Store) -> None:
             0: "FINISHED",
         }
         assert [step for step, _, _ in store.history(runs[0], "train/loss")] == list(range(1, 51))
-
-
-def test_sweep_without_runs_has_none(store: Store) -> None:
-    assert runs_of_sweep(store.uri, "absent", "s") == []
 
 
 def test_nothing_is_written_outside_the_store(tmp_path: Path) -> None:

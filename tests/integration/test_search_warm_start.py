@@ -136,7 +136,7 @@ def test_warm_start_is_fixed_across_a_kill(tmp_path: Path, sampler: str) -> None
 def test_prior_trials_are_not_shown(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
-    view = LedgerReader(ledger.location)
+    view = LedgerReader(ledger.location.path)
     assert (ledger.trials(), ledger.frozen_trials(), ledger.best()) == ([], [], None)
     assert (view.trials, view.best()) == ([], None)
 
@@ -290,7 +290,7 @@ def test_trials_compare_at_the_rung_of_the_sweep_s_own(
     _own(ledger, spec, 0.6, 0.55, 0.5)
     expected = [0.8, 0.8, "PRUNED", *["PRUNED"] * 4, *[0.5] * 4]
     assert _shown(spec, ledger, sampler) == expected
-    assert _shown(spec, Ledger.open(ledger.location), sampler) == expected, "after a resume"
+    assert _shown(spec, Ledger.open(ledger.location.path), sampler) == expected, "after a resume"
 
 
 @pytest.mark.parametrize(("select", "at_rung"), [("checkpoint", 0.5), ("final", 0.8)])
@@ -375,7 +375,7 @@ def test_warm_start_of_an_earlier_release_goes_on_as_before(tmp_path: Path) -> N
     assert data["trials"][0].keys() == {"params", "value", "epoch", "complete"}
     stored = WarmStart.from_data({key: data[key] for key in ("trials", "told")})
     ledger.store_warm_start(stored)
-    ledger = Ledger.open(ledger.location)
+    ledger = Ledger.open(ledger.location.path)
     assert ledger.warm_start == stored
     _own(ledger, spec, 0.6)
     assert _shown(spec, ledger) == [0.9, *["PRUNED"] * 4]

@@ -5,7 +5,6 @@ What a command then starts (a sweep, a server, a drawing) is not started here.
 
 from __future__ import annotations
 
-import shutil
 import string
 import subprocess
 from pathlib import Path
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
+from tests.unit.sweeps.interrupted_sweep import interrupted
 
-ASSET = Path(__file__).parents[1] / "assets/format-1/chaos"
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STARTED = (  # each by the module that calls it
@@ -86,7 +85,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a sweep and a spec, where nothing is started."""
     here = tmp_path / "a" / "b" / "c"  # `..` stays within the test's own
     here.mkdir(parents=True)
-    shutil.copytree(ASSET, here / "runs" / "chaos")
+    interrupted(here / "runs")
     (here / "s.yaml").write_text(SPEC)
     monkeypatch.chdir(here)
 
@@ -102,8 +101,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _files(here: Path) -> list[Path]:
+    # SQLite's own files come and go beside a database that is looked at.
+    return sorted(path for path in here.rglob("*") if not path.name.endswith(("-shm", "-wal")))
+
+
 def _check(here: Path, words: list[str]) -> None:
-    before = sorted(here.rglob("*"))
+    before = _files(here)
     done = CliRunner().invoke(app, words)
     said = f"{words}: {done.exit_code} {done.exception!r}\n{done.output}"
     event(f"{words[0]} {done.exit_code} {type(done.exception).__name__}")
@@ -118,7 +122,7 @@ def _check(here: Path, words: list[str]) -> None:
     if done.exit_code:
         assert done.stderr, said
         assert not done.stdout, said
-        assert sorted(here.rglob("*")) == before, said
+        assert _files(here) == before, said
 
 
 FEW = settings(

@@ -50,7 +50,7 @@ class _Writer(NamedTuple):
         token: A part of the name of each generation that it adds; empty: there is no writer.
         found: The complete generations at the time it opened.
         replaced: The tokens of earlier writers. A generation that one of them commits later is
-            invalid. Earlier versions write neither `found` nor `replaced`.
+            invalid.
     """
 
     token: str = ""

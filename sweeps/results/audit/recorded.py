@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 from sweeps.results.audit.data import Clipping
+from trainable.fingerprint import BUILT
 from trainable.metrics_file import FILE_NAME
-from trainable.rules import BUILT
 from trainable.storage.regular_files import LARGEST_CURVE, LARGEST_TEXT, open_regular, read_regular
 
 _WHOLE = 8 << 20

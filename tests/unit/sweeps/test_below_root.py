@@ -78,7 +78,6 @@ def _stored(made: MadeSweep, key: str, uri: str) -> SweepSpec:
     ("key", "uri"),
     [
         ("storage.checkpoints", "s3://bucket/prefix"),
-        ("storage.ledger", "postgresql://db.example/sweeps"),
         ("tracking.uri", "https://mlflow.example"),
         ("tracking.uri", "sqlite:////srv/mlflow.db"),
     ],

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.checkpoint_locations import address_of, probe_store, trial_files
-from sweeps.ledger.location import StorageMoved, check_kept, ledger_location
+from sweeps.checkpoint_locations import (
+    StorageMoved,
+    address_of,
+    check_kept,
+    probe_store,
+    trial_files,
+)
 from sweeps.operations.sync import deliver
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
@@ -57,11 +62,3 @@ def test_sweep_resumes_in_the_directory_of_its_name(tmp_path):
         with pytest.raises(StorageMoved, match=r"copy holds the sweep 'small'.*; rename .* mv "):
             refused()
     assert not view.paths.lock.exists()
-
-
-def test_a_renamed_sweep_is_found_in_its_database():
-    spec = with_overrides(LOCAL, ["storage.ledger=postgresql://db.example/sweeps"])
-    place = ledger_location(SweepPaths(Path("/runs"), "renamed"), spec)
-    assert place.study == LOCAL.name
-    with pytest.raises(StorageMoved, match=rf"^/runs/renamed holds the sweep '{LOCAL.name}'"):
-        check_kept(SweepPaths(Path("/runs"), "renamed"), spec, spec)

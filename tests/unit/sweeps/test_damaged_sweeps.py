@@ -19,17 +19,15 @@ from typer.testing import CliRunner
 from sweeps.cli.app import app
 from sweeps.operations.doctor import check_sweeps
 from sweeps.operations.sync import queue_interruptions
-from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import read_spec
 from tests.message_parts import assert_parts
+from tests.unit.sweeps.interrupted_sweep import FILES, interrupted
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_status import read_outbox
 from trainable.metrics_file import read_rows
 
 Damage = Callable[[Path, random.Random], None]
 
-ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
-FILES = sorted(str(path.relative_to(ASSET)) for path in ASSET.rglob("*") if path.is_file())
 DIRECTORIES = ["control", "outbox", "trials", "trials/0000", "trials/0000/checkpoints"]
 COMMANDS = [
     ["list"],
@@ -112,7 +110,7 @@ def _check_commands(root: Path) -> None:
 
 def _check_damaged(directory: Path, file: str, damage: Damage, seed: str) -> None:
     root = directory / "runs"
-    shutil.copytree(ASSET, root / "chaos")
+    interrupted(root)
     damage(root / "chaos" / file, random.Random(seed))
     _check_commands(root)
     shutil.rmtree(root)
@@ -143,7 +141,7 @@ def test_writing_commands_work_or_name_the_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: Damage
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ASSET, tmp_path / "runs/chaos")
+    interrupted(tmp_path / "runs")
     damage(tmp_path / "runs/chaos" / file, random.Random(f"{file} {damage.__name__}"))
     for command in WRITING:
         done = CliRunner().invoke(app, command)
@@ -167,7 +165,7 @@ def test_each_command_works_or_names_damage_anywhere(
 
 @pytest.mark.parametrize("file", ["sweep.yaml", "ledger.db"])
 def test_list_names_a_damaged_sweep_and_shows_others(tmp_path: Path, file: str) -> None:
-    shutil.copytree(ASSET, tmp_path / "chaos")
+    interrupted(tmp_path)
     (tmp_path / "chaos" / file).write_bytes(b"no such thing")
     MadeSweep(tmp_path, "small")
     done = CliRunner().invoke(app, ["list", "--json", "--root", str(tmp_path)])
@@ -178,7 +176,7 @@ def test_list_names_a_damaged_sweep_and_shows_others(tmp_path: Path, file: str) 
 
 
 def test_damaged_outbox_does_not_prevent_inspection(tmp_path: Path) -> None:
-    shutil.copytree(ASSET, tmp_path / "chaos")
+    interrupted(tmp_path)
     outbox = tmp_path / "chaos/outbox/outbox.db"
     outbox.write_bytes(b"no such thing")
     done = CliRunner().invoke(app, ["status", "chaos", "--json", "--root", str(tmp_path)])
@@ -187,8 +185,7 @@ def test_damaged_outbox_does_not_prevent_inspection(tmp_path: Path) -> None:
 
 
 def test_damaged_outbox_is_set_aside_and_rebuilt(tmp_path: Path) -> None:
-    shutil.copytree(ASSET, tmp_path / "chaos")
-    paths = SweepPaths(tmp_path, "chaos")
+    paths = interrupted(tmp_path)
     (paths.outbox / "outbox.db").write_bytes(b"no such thing")
     spec = read_spec(paths.spec).spec
     queue_interruptions(paths, spec)

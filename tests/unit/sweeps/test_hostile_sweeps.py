@@ -11,7 +11,6 @@ import contextlib
 import os
 import random
 import resource
-import shutil
 import signal
 import sqlite3
 import struct
@@ -26,9 +25,8 @@ from typer.testing import CliRunner
 
 from sweeps.cli.app import app
 from tests.time_limits import scaled
+from tests.unit.sweeps.interrupted_sweep import NAME, interrupted
 
-ASSETS = Path(__file__).parents[2] / "assets"
-SWEEPS = [("format-1", "chaos"), ("format-2", "split")]
 COUNT = int(os.environ.get("HOSTILE_SWEEPS", "60"))
 FIRST = int(os.environ.get("HOSTILE_FIRST", "0"))
 SECONDS = 5
@@ -191,13 +189,11 @@ def test_a_command_that_looks_ends_with_a_sentence(
     tmp_path: Path, watch: _Watch, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(number)
-    version, name = draw.choice(SWEEPS)
-    directory = tmp_path / "runs" / name
-    shutil.copytree(ASSETS / version / name, directory)
+    directory = interrupted(tmp_path / "runs").directory
     monkeypatch.chdir(tmp_path)
     done_to = [_mutate(directory, draw) for _ in range(draw.choice([1, 1, 2]))]
     for command in [*COMMANDS, *([REPORT] if number % EACH == 0 else [])]:
-        words = [name if word == "NAME" else word for word in command]
+        words = [NAME if word == "NAME" else word for word in command]
         began = time.monotonic()
         watch.inside, watch.seen = tmp_path.resolve(), []
         try:

@@ -26,13 +26,12 @@ from sweeps.cli.app import app
 from sweeps.operations.doctor import check_sweeps
 from sweeps.sweep_lock import SweepLock
 from tests.time_limits import scaled
+from tests.unit.sweeps.interrupted_sweep import CHECKPOINT, interrupted
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
 from trainable.storage.regular_files import UNLIMITED, IrregularFile, open_regular
 from trainable.trial_log import TrialLog
 
-ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
-CHECKPOINT = "trials/0000/checkpoints/step-00000015"
 RUN = "trials/0000"
 FILES = [
     "lock",
@@ -143,7 +142,7 @@ def test_each_command_ends_quickly_and_names_the_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "runs"
-    shutil.copytree(ASSET, root / "chaos")
+    interrupted(root)
     path = _place(root / "chaos", file, make)
     kind = stat.S_IFMT(path.lstat().st_mode)
     for command in COMMANDS:
@@ -172,7 +171,7 @@ def test_irregular_outbox_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, make: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ASSET / "outbox", "outbox")
+    interrupted(tmp_path / "runs").outbox.rename("outbox")
     path = _place(tmp_path, f"outbox/outbox.db{suffix}", make)
     with _no_longer_than(_SECONDS, path):
         outbox = Outbox(Path("outbox"))
@@ -206,7 +205,7 @@ def test_irregular_files_are_not_written_through(
 
 def test_ledger_and_state_may_be_linked_to_another_disk(tmp_path: Path) -> None:
     root = tmp_path / "runs"
-    shutil.copytree(ASSET, root / "chaos")
+    interrupted(root)
     for file in ("ledger.db", f"{CHECKPOINT}/state.pt"):
         moved = tmp_path / Path(file).name
         (root / "chaos" / file).rename(moved)

@@ -111,7 +111,7 @@ def test_exiting_process_writes_nothing_more(path: Path) -> None:
     lock.block_writers()
     threading.Thread(target=lambda: (lock.check(), passed.set()), daemon=True).start()
     assert not passed.wait(0.3)
-    lock.release_local()
+    lock.release()
     assert not passed.wait(0.1)
 
 

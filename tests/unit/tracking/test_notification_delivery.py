@@ -82,14 +82,6 @@ def test_notifications_do_not_count_as_records(outbox: Path) -> None:
     assert (read_outbox(outbox).pending, read_outbox(outbox).notifications) == (0, 1)
 
 
-def test_outbox_of_earlier_release_has_no_notifications(outbox: Path) -> None:
-    with sqlite3.connect(outbox / "outbox.db") as db:
-        db.execute("DROP TABLE notifications")
-    assert read_outbox(outbox).notifications == 0
-    with webhook_server() as webhook:
-        assert _deliver(outbox, webhook, "a") == (0, None)
-
-
 def test_webhook_that_was_down_gets_all_later(outbox: Path) -> None:
     with webhook_server() as webhook:
         port = webhook.port

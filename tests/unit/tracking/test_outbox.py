@@ -256,12 +256,15 @@ def test_links_and_irregular_files_are_not_staged(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [3, 99])
+def test_file_of_another_version_is_left_alone(tmp_path: Path, version: int) -> None:
     Outbox(tmp_path).close()
     db = sqlite3.connect(tmp_path / "outbox.db")
-    db.execute("PRAGMA user_version = 99")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(OutboxError, match="version 99; this release reads 3; use the release"):
+    with pytest.raises(
+        OutboxError, match=f"version {version}; this release reads 4; use the release"
+    ):
         Outbox(tmp_path)
 
 

@@ -19,8 +19,7 @@ from trainable.build import open_trainer
 from trainable.built import summarise, summarise_data
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.fingerprint import differences
-from trainable.rules import BUILT
+from trainable.fingerprint import BUILT, differences
 from trainable.seeding import HostRngState
 from trainable.task import Data, Task
 
@@ -186,14 +185,6 @@ def test_item_that_kills_the_process_is_reported() -> None:
         summarise(Task(), nn.Linear(1, 1), data, arguments={}, apart=True)
 
 
-def test_run_without_an_item_summary_is_resumed(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), pause=1)
-    file = tmp_path / BUILT
-    before = {k: v for k, v in json.loads(file.read_text()).items() if "[" not in k}
-    file.write_text(json.dumps(before))
-    assert len(_train(tmp_path, Differing())) == 1
-
-
 def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
     base = tmp_path / "base.bin"
 
@@ -231,11 +222,6 @@ def test_resume_with_another_collate_function_is_refused(tmp_path: Path) -> None
     _train(tmp_path, Collating(), pause=1)
     with pytest.raises(ConfigError, match=r"\(val: its collated batch\)"):
         _train(tmp_path, Collating(scale=2.0))
-    built = json.loads((tmp_path / BUILT).read_text())
-    for split in ("train", "val"):  # as the earliest summaries are
-        del built[f"{split}: its collated batch"]
-    (tmp_path / BUILT).write_text(json.dumps(built))
-    assert len(_train(tmp_path, Collating(scale=2.0))) == 1
 
 
 @pytest.mark.parametrize(

@@ -75,19 +75,6 @@ def test_reports_have_the_metrics_and_rows_of_their_epoch(tmp_path, opened, conf
     )
 
 
-@pytest.mark.parametrize("rules", [1, 2])
-def test_run_keeps_its_names_of_layers(tmp_path, opened, configure, toy, rules):
-    config = configure(layer_norms_every=2)
-    older = config.model_copy(update={"training_rules": rules, "data_seed": None})
-    started = opened(older, tmp_path, toy())
-    first = next(iter(started.events()))
-    started.close()
-    resumed = list(opened(older, tmp_path, toy()).events())
-    for report in (first, *resumed):
-        layers = {name for name in report.metrics if name.startswith("grad_norm/")}
-        assert layers == {"grad_norm/0", "grad_norm/3"}
-
-
 @pytest.mark.seeds("S6")
 def test_clip_fraction_counts_since_the_previous_report(tmp_path, opened, configure, toy):
     trainer = opened(configure(clip={"max_norm": 0.2}), tmp_path, toy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def test_each_trial_begins_a_process_and_ends_it(make: Any, tmp_path: Path) -> N
     assert not process.is_running
     assert process.received == [("trainable.trial_run:train", 3), STEP, STEP]
     trial.save_checkpoint(str(tmp_path))
-    assert json.loads((tmp_path / "pointer.json").read_text()) == pointer
+    assert list(tmp_path.iterdir()) == []
 
     process.messages = [(RESULT, {}), (CALL, "leave"), (RESULT, {})]
     trial._others = FakeRanks(RankLost(""))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -225,22 +223,3 @@ def test_patience_counts_across_interruptions(tmp_path, opened, configure, toy, 
     reports += _train(opened, config, tmp_path, _worse_each_time(toy))[1]
     assert [report.epoch for report in reports] == [1, 2, 3, 4, 5]
     assert reports[-1].out_of_patience
-
-
-def test_state_of_an_earlier_version_resumes(tmp_path, opened, configure, toy):
-    """Earlier versions counted no reports: each epoch ended with one."""
-    config = configure(every="1 epoch")
-    whole, _ = _train(opened, config, tmp_path / "whole", toy())
-    stops = itertools.count(1)
-    cut = opened(config, tmp_path / "cut", toy(), should_stop=lambda: next(stops) == 7)
-    list(cut.events())
-    state = cut.state.state_dict()
-    for key in ("reports", "since_report", "since_best"):
-        del state["progress"][key]
-    resumed = opened(config, tmp_path / "new", toy())
-    resumed.state.load_state_dict(state)
-    resumed._step.schedule.set_lr(resumed._step.optimizer, resumed.state.progress.step)
-    assert (resumed.state.progress.reports, resumed.state.progress.since_report) == (1, 3)
-    assert [report.epoch for report in resumed.events()] == [2, 3]
-    first, second = whole.state.state_dict(), resumed.state.state_dict()
-    assert all(torch.equal(a, b) for a, b in zip(*map(_tensors, (first, second)), strict=True))

@@ -1,4 +1,4 @@
-"""Training rules: those of new runs, and those kept for older ones."""
+"""What is decayed, what all trials share, and what evaluation may not change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from trainable.errors import TaskError
 from trainable.find_task import load_task
 from trainable.optim import build_optimizer, check_groups
 from trainable.optimizer_config import OptimizerConfig
-from trainable.rules import EARLIEST, under_rules
 from trainable.seeding import set_seed
 from trainable.task import Data, Task, decay_groups
 
@@ -60,15 +59,6 @@ def test_tensors_below_two_dimensions_do_not_decay() -> None:
     }  # fmt: skip
     listed = [p for group in decay_groups(block) for p in group["params"]]
     assert len(listed) == len(list(block.parameters()))
-
-
-def test_earliest_rules_keep_their_groups() -> None:
-    block = Block()
-    block.embedding.requires_grad_(False)
-    with under_rules(EARLIEST):
-        assert _undecayed(block) == {"conv.bias", "head.bias"}
-        listed = {id(p) for group in decay_groups(block) for p in group["params"]}
-    assert id(block.embedding.weight) not in listed
 
 
 def test_fully_frozen_model_is_refused() -> None:
@@ -181,11 +171,3 @@ def test_random_draws_in_evaluation_do_not_affect_training(tmp_path: Path) -> No
             list(trainer.events())
             trained.append(next(trainer.model.parameters()).detach().clone())
     assert torch.equal(*trained)
-
-
-def test_earliest_rules_split_per_trial() -> None:
-    first, second = (
-        build_parts(_config(seed, training_rules=EARLIEST), device=CPU) for seed in (1, 2)
-    )
-    assert first.data.val.inner.indices != second.data.val.inner.indices  # type: ignore
-    assert first.val.plan.seed == 1

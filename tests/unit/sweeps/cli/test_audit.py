@@ -21,8 +21,8 @@ from sweeps.results.audit.registry import CARDS
 from sweeps.results.confirmation import find_confirmation
 from tests.unit.sweeps.confirming_sweep import request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.fingerprint import BUILT
 from trainable.metrics_file import Row
-from trainable.rules import BUILT
 
 LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
 SPACE = f"{{{LR}: {{loguniform: [1.0e-4, 1.0e-1]}}, {NORM}: {{loguniform: [0.1, 10]}}}}"

@@ -217,4 +217,3 @@ def test_metric_on_test_data_is_refused(metric: str) -> None:
     text = f"name: one\ntask: spiral\nmetric: {metric}\nmode: {mode}\ntrials: 1\n"
     with pytest.raises(SpecError, match=r"is measured on test data.*such as val/"):
         parse_spec(text, "one.yaml")
-    assert parse_spec(text, "one.yaml", drawn=1).trials == 1  # a sweep of an earlier release

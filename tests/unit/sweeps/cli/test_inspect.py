@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import socket
 import subprocess
 import sys
-import threading
-from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from typer.testing import CliRunner
 from sweeps.cli.app import app
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.cli.render import _running, watch
-from sweeps.ledger import postgres
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_status import SweepStatus
@@ -200,36 +196,6 @@ def test_watch_fits_a_small_terminal(tmp_path: Path) -> None:
     assert lines[-1] == f"+ {31 - len(order)} more trials"
     watch(console, iter(views).__next__, every=0)
     assert "all trials: sweep trials small" in said.getvalue()
-
-
-def test_list_contacts_silent_databases_concurrently(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(postgres._LIMITS, "connect_timeout", 2)
-    open_at_the_last: list[bool] = []
-
-    def answer(silent: socket.socket) -> None:
-        with ExitStack() as stack:
-            first, *_ = (stack.enter_context(silent.accept()[0]) for _ in range(3))
-            first.setblocking(False)
-            first.recv(100)  # what it asked
-            try:
-                open_at_the_last.append(first.recv(100) != b"")
-            except BlockingIOError:
-                open_at_the_last.append(True)
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        server = threading.Thread(target=answer, args=[silent])
-        server.start()
-        uri = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
-        for name in ("a", "b", "c"):
-            MadeSweep(tmp_path, name, more=f'storage: {{ledger: "{uri}"}}')
-        MadeSweep(tmp_path, "d").add("complete", 0.5)
-        said = CliRunner().invoke(app, ["list", "--root", str(tmp_path)])
-        server.join()
-    assert open_at_the_last == [True]
-    assert said.output.count("cannot be used") == 3
-    assert "d      interrupted" in said.output
 
 
 def test_status_in_json_and_watched_says_what_was_found(tmp_path: Path) -> None:

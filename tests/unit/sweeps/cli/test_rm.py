@@ -13,16 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.operations import removal
 from sweeps.paths import SweepPaths, list_sweeps
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
-from tests.chaos.postgres import Cluster
-from tests.postgres_ledger import held_place
-from tests.unit.sweeps.sweep_factory import RATE, SPEC, MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 KILLED = """
 import os, signal, sys
@@ -241,61 +235,3 @@ def test_removal_by_another_process_is_not_disturbed(sweep: MadeSweep) -> None:
 
 
 # -- A ledger in PostgreSQL -----------------------------------------------------------------------
-
-
-COMMON = {"space": RATE, "metric": "val/loss", "mode": "min", "budget": "{epochs: 9}"}
-
-
-@pytest.fixture
-def trusted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("SWEEP_TRUSTED_STORES", cluster.uri)
-    return cluster.uri
-
-
-def _in_database(cluster: Cluster, root: Path, name: str) -> SweepPaths:
-    paths = SweepPaths(root, name)
-    more = f"storage: {{ledger: '{cluster.uri}'}}"
-    text = SPEC.format(**COMMON, name=name, more=more)
-    with held_place(cluster, paths.directory, name) as place:
-        Ledger.create(place, mode="min", sweep_id=f"id-{name}")
-    paths.directory.mkdir(parents=True)
-    write_spec(paths.spec, parse_spec(text, "s.yaml"))
-    return paths
-
-
-def test_study_in_a_database_is_deleted(cluster: Cluster, trusted: str, tmp_path: Path) -> None:
-    paths = _in_database(cluster, tmp_path, "gone")
-    other = _in_database(cluster, tmp_path, "stays")
-    done = _rm(tmp_path, "gone", "--yes")
-    assert done.exit_code == 0, done.stderr
-    assert f"the ledger of sweep 'gone' in {trusted}" in done.stdout
-    assert LedgerDatabase(trusted, "gone", paths.directory).num_trials() is None
-    assert LedgerDatabase(trusted, "stays", other.directory).num_trials() == 0
-    # A driver that slept through the removal must not write into a new sweep of that name.
-    with held_place(cluster, paths.directory, "gone") as again:
-        assert again.fencing_token == 3
-
-
-def test_study_of_a_copied_sweep_stays(cluster: Cluster, trusted: str, tmp_path: Path) -> None:
-    paths = _in_database(cluster, tmp_path / "a", "original")
-    copy = SweepPaths(tmp_path / "b", "original")
-    copy.root.mkdir()
-    subprocess.run(["cp", "-r", paths.directory, copy.directory], check=True)
-    done = _rm(copy.root, "original", answer="y\n")
-    assert done.exit_code == 0, done.stderr
-    assert f"{paths.directory} keeps elsewhere stays" in done.stderr
-    assert LedgerDatabase(trusted, "original", paths.directory).num_trials() == 0
-    assert _rm(paths.root, "original", "--yes").exit_code == 0
-    assert LedgerDatabase(trusted, "original", paths.directory).num_trials() is None
-
-
-def test_sweep_stays_while_its_database_is_away(tmp_path: Path) -> None:
-    paths = SweepPaths(tmp_path, "away")
-    more = "storage: {ledger: 'postgresql://127.0.0.1:9/none'}"
-    text = SPEC.format(**COMMON, name="away", more=more)
-    paths.directory.mkdir()
-    write_spec(paths.spec, parse_spec(text, "s.yaml"))
-    before = _files(tmp_path)
-    done = _rm(tmp_path, "away", "--yes")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert _files(tmp_path) == before

@@ -21,14 +21,12 @@ from sweeps.errors import LedgerBusy, LedgerError
 from sweeps.ledger.attributes import SIGNALS, PbtPerturbation, is_of_search
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.ledger_report import LedgerReport
-from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.trials import TrialRecord, TrialSummary, of_search
 from tests.make_trials import ask, proposal
-from tests.postgres_ledger import held_place
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -46,33 +44,21 @@ def in_file(path: Path) -> Ledger:
     return Ledger.create(path, mode="min", sweep_id="s1")
 
 
-@pytest.fixture(params=["file", "database"])
-def place(path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerLocation]:
-    """Where a ledger may lie; a database is one for all tests, with other sweeps in it."""
-    if request.param == "file":
-        yield LedgerFile(path)
-        return
-    with held_place(request.getfixturevalue("cluster"), path.parent) as made:
-        yield made
-
-
 @pytest.fixture
-def ledger(place: LedgerLocation) -> Ledger:
-    return Ledger.create(place, mode="min", sweep_id="s1")
+def ledger(path: Path) -> Ledger:
+    return Ledger.create(path, mode="min", sweep_id="s1")
 
 
 def _ask(ledger: Ledger, seed: int = 0) -> int:
     return ask(ledger, SPACE, RandomSampler(seed=seed)).number
 
 
-def test_trials_are_numbered_and_keep_their_parameters(
-    ledger: Ledger, place: LedgerLocation
-) -> None:
+def test_trials_are_numbered_and_keep_their_parameters(ledger: Ledger, path: Path) -> None:
     first = ask(ledger, SPACE, RandomSampler(seed=1))
     second = ask(ledger, SPACE, RandomSampler(seed=2))
     assert (first.number, second.number) == (0, 1)
     assert first.params != second.params
-    again = Ledger.open(place)
+    again = Ledger.open(path)
     assert again.sweep_id == "s1"
     assert [t.params for t in again.trials()] == [first.params, second.params]
     assert {t.state for t in again.trials()} == {"running"}
@@ -110,19 +96,17 @@ def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
     assert in_file.trial(number).signals == ("memory grew", "loss jumped")
 
 
-def test_population_decision_is_kept_with_initial_values(
-    ledger: Ledger, place: LedgerLocation
-) -> None:
+def test_population_decision_is_kept_with_initial_values(ledger: Ledger, path: Path) -> None:
     first, second = (_ask(ledger, seed) for seed in (0, 1))
     began = ledger.trial(first).params
     for epoch in (1, 2):
-        assert Ledger.open(place).generation == epoch - 1
+        assert Ledger.open(path).generation == epoch - 1
         for number in (first, second):
             ledger.report(number, epoch=epoch, step=epoch, value=1.0 / epoch)
         changed = {**began, "train.optimizer.lr": 0.01 * epoch}
         ledger.mutate(epoch, {first: PbtPerturbation(epoch, second, changed)})
-    assert Ledger.open(place).generation == 2
-    for record in (Ledger.open(place).trial(first), LedgerReader(place).trials[first]):
+    assert Ledger.open(path).generation == 2
+    for record in (Ledger.open(path).trial(first), LedgerReader(path).trials[first]):
         assert (record.suggested, record.params) == (began, changed)
         assert [(one.epoch, one.donor) for one in record.lineage] == [(1, second), (2, second)]
         assert record.best_params == record.lineage[0].params
@@ -176,33 +160,32 @@ def test_best_follows_the_mode(path: Path) -> None:
 @pytest.mark.parametrize(("mode", "infinite"), [("max", math.inf), ("min", -math.inf)])
 @pytest.mark.parametrize("ending", [None, "complete", "pruned"])
 def test_infinity_is_a_report_and_never_the_best(
-    place: LedgerLocation, mode: Any, infinite: float, ending: Any
+    path: Path, mode: Any, infinite: float, ending: Any
 ) -> None:
-    ledger = Ledger.create(place, mode=mode, sweep_id="s1")
+    ledger = Ledger.create(path, mode=mode, sweep_id="s1")
     nothing_else, number = _ask(ledger), _ask(ledger)
     ledger.report(nothing_else, epoch=1, step=10, value=infinite)
     for epoch, value in enumerate([0.5, infinite, 0.5], start=1):
         ledger.report(number, epoch=epoch, step=10 * epoch, value=value)
     if ending is not None:
         ledger.finish(number, ending)
-    for record in (ledger.trial(number), LedgerReader(place).trials[number]):
+    for record in (ledger.trial(number), LedgerReader(path).trials[number]):
         assert (record.value, record.best_epoch, record.best_step) == (0.5, 1, 10)
-    for record in (ledger.trial(nothing_else), LedgerReader(place).trials[nothing_else]):
+    for record in (ledger.trial(nothing_else), LedgerReader(path).trials[nothing_else]):
         assert (record.value, record.best_step) == (None, None)
     assert ledger.trial(number).reports == {1: 0.5, 2: infinite, 3: 0.5}
 
 
-def test_attempts_are_counted_over_reopening(ledger: Ledger, place: LedgerLocation) -> None:
+def test_attempts_are_counted_over_reopening(ledger: Ledger, path: Path) -> None:
     number = _ask(ledger)
     assert ledger.start(number) == 1
-    again = Ledger.open(place)
+    again = Ledger.open(path)
     assert again.start(number) == 2
     assert again.trial(number).attempts == 2
 
 
 def test_missing_parameters_are_added_to_existing_ones(in_file: Ledger, path: Path) -> None:
     del in_file
-    # What a driver of an older release leaves that dies while it stores parameters.
     study = optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep")
     rate = study.ask().suggest_float("train.optimizer.lr", 1e-4, 1e-1, log=True)
     reopened = Ledger.open(path)
@@ -212,9 +195,7 @@ def test_missing_parameters_are_added_to_existing_ones(in_file: Ledger, path: Pa
     assert Ledger.open(path).trials() == [record]
 
 
-def test_parameter_may_change_its_type_between_trials(
-    ledger: Ledger, place: LedgerLocation
-) -> None:
+def test_parameter_may_change_its_type_between_trials(ledger: Ledger, path: Path) -> None:
     spaces = [
         {"task.x": CategoricalDistribution(("a", "b"))},
         {"task.x": CategoricalDistribution(("b", None, 3))},
@@ -222,8 +203,8 @@ def test_parameter_may_change_its_type_between_trials(
         {"task.x": FloatDistribution(0.5, 9, log=True)},
     ]
     asked = [ask(ledger, space, RandomSampler(seed=1)).params for space in spaces]
-    assert [trial.params for trial in Ledger.open(place).trials()] == asked
-    assert [trial.params for trial in LedgerReader(place).trials] == asked
+    assert [trial.params for trial in Ledger.open(path).trials()] == asked
+    assert [trial.params for trial in LedgerReader(path).trials] == asked
     stored = [trial.distributions for trial in ledger.frozen_trials()]
     assert stored == spaces
 
@@ -270,7 +251,7 @@ def _complete(ledger: Ledger) -> object:
     ],
 )
 def test_kill_within_one_event_leaves_none_of_its_writes(
-    ledger: Ledger, place: LedgerLocation, do: Callable[[Ledger], object], write: str, count: int
+    ledger: Ledger, path: Path, do: Callable[[Ledger], object], write: str, count: int
 ) -> None:
     _ask(ledger)
     ledger.report(0, epoch=1, step=10, value=0.5)
@@ -279,10 +260,10 @@ def test_kill_within_one_event_leaves_none_of_its_writes(
         _die_after(patched, write, count)
         with pytest.raises(Died):
             do(ledger)
-    again = Ledger.open(place)
+    again = Ledger.open(path)
     assert again.trials() == before == [ledger.trial(0)]
     do(again)
-    assert Ledger.open(place).trials() != before
+    assert Ledger.open(path).trials() != before
 
 
 @pytest.mark.parametrize("do", [_ask, _report, _fail])
@@ -297,10 +278,10 @@ def test_the_disk_is_waited_for_once(in_file: Ledger, do: Callable[[Ledger], obj
     assert sum(statement.startswith(("INSERT", "UPDATE")) for statement in said) >= 2
 
 
-def test_creating_twice_is_refused(ledger: Ledger, place: LedgerLocation) -> None:
+def test_creating_twice_is_refused(ledger: Ledger, path: Path) -> None:
     del ledger
     with pytest.raises(LedgerError, match="already holds a ledger"):
-        Ledger.create(place, mode="min", sweep_id="s2")
+        Ledger.create(path, mode="min", sweep_id="s2")
 
 
 @pytest.mark.parametrize("name", ["what?", "50%25", "a{b}", "#1", os.fsdecode(b"M\xfcller")])
@@ -429,12 +410,12 @@ def test_transaction_is_stored_whole_or_not_at_all(ledger: Ledger) -> None:
     for _ in range(2):  # as remembered, and as read
         assert [trial.reports for trial in ledger.trials()] == [{}, {}]
         assert [ledger.trial(number).state for number in numbers] == ["running"] * 2
-        ledger = Ledger.open(ledger.location)
+        ledger = Ledger.open(ledger.location.path)
     ledger.transaction(store)
     for _ in range(2):
         assert [trial.reports for trial in ledger.trials()] == [{1: 0.5}] * 2
         assert [ledger.trial(number).state for number in numbers] == ["complete", "running"]
-        ledger = Ledger.open(ledger.location)
+        ledger = Ledger.open(ledger.location.path)
 
 
 def test_only_changed_trials_are_read_again(
@@ -489,7 +470,7 @@ def test_threads_take_turns(ledger: Ledger) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(report, numbers))
-    for trial in Ledger.open(ledger.location).trials():
+    for trial in Ledger.open(ledger.location.path).trials():
         assert (trial.state, len(trial.reports)) == ("complete", 5)
 
 
@@ -507,7 +488,7 @@ def test_times_of_a_trial_are_stored(ledger: Ledger) -> None:
     ledger.report(number, epoch=2, step=20, value=0.4)
     ledger.finish(number, "complete", seconds=4.5)
     ledger.store_trial_seconds(number, 9.0)  # too late
-    for found in (ledger.trial(number), LedgerReader(ledger.location).trials[number]):
+    for found in (ledger.trial(number), LedgerReader(ledger.location.path).trials[number]):
         assert (found.started_at, found.seconds, found.attempts) == (started, 4.5, 2)
         assert found.ended_at is not None
         assert found.ended_at >= started
@@ -517,31 +498,23 @@ def test_times_of_a_trial_are_stored(ledger: Ledger) -> None:
 def test_devices_count_by_the_resources_of_each_attempt(ledger: Ledger) -> None:
     number = _ask(ledger)
     for resources, seconds in (((1, 0.5), (2.0, 4.0)), ((4, 0), (5.0,)), ((1, 2), (5.0, 7.0))):
-        ledger = Ledger.open(ledger.location)  # each attempt may be another driver's
+        ledger = Ledger.open(ledger.location.path)  # each attempt may be another driver's
         ledger.trial_resources = lambda _params, found=resources: found
         for total in seconds:
             ledger.store_trial_seconds(number, total)
     ledger.finish(number, "pruned", seconds=8.0)
-    for found in (ledger.trial(number), LedgerReader(ledger.location).trials[number]):
+    for found in (ledger.trial(number), LedgerReader(ledger.location.path).trials[number]):
         assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == (8, 4 + 4 + 3, 2 + 6)
 
 
-def test_devices_are_unknown_if_some_attempt_did_not_count(ledger: Ledger) -> None:
-    number = _ask(ledger)
-    ledger.store_trial_seconds(number, 2.0)  # as an earlier release does
-    ledger.trial_resources = lambda _: (1, 0)
-    ledger.finish(number, "pruned", seconds=8.0)
-    assert (ledger.trial(number).seconds, ledger.trial(number).cpu_seconds) == (8, None)
-
-
 def test_plan_stays_until_what_was_planned_changes(ledger: Ledger) -> None:
-    assert LedgerReader(ledger.location).plan is None
+    assert LedgerReader(ledger.location.path).plan is None
     plan = {"trials": 4, "epochs": 10, "rule": "asha", "seconds": 3.0}
     ledger.store_plan(plan)
     ledger.store_plan(plan | {"seconds": 9.0})
-    assert LedgerReader(ledger.location).plan == plan
+    assert LedgerReader(ledger.location.path).plan == plan
     ledger.store_plan(plan | {"trials": 8})
-    assert LedgerReader(ledger.location).plan == plan | {"trials": 8}
+    assert LedgerReader(ledger.location.path).plan == plan | {"trials": 8}
 
 
 def test_roles_and_common_seeds_are_kept(path: Path) -> None:
@@ -576,4 +549,3 @@ def test_roles_and_common_seeds_are_kept(path: Path) -> None:
         assert [t.number for t in ranking(trials, minimize=True)] == [0, 1]  # none that confirms
     attributes = [trial.user_attrs for trial in ledger.frozen_trials()]
     assert [is_of_search(one) for one in attributes] == [True, True, False, False, False]
-    assert attributes[2]["finishes"] == 1  # as earlier releases read it

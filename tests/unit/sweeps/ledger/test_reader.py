@@ -7,7 +7,6 @@ import random
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.spec.sections import Select
 from tests.make_trials import proposal
-from tests.postgres_ledger import held_place
 
 SPACE: dict[str, BaseDistribution] = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -76,16 +73,9 @@ def _trial(draw: random.Random, *, minimize: bool, select: Select) -> FrozenTria
     )
 
 
-@pytest.fixture(params=["file", "database"])
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerLocation]:
-    """Where a ledger may lie; in the database there is another sweep's, too."""
-    if request.param == "file":
-        yield LedgerFile(tmp_path / "ledger.db")
-        return
-    cluster = request.getfixturevalue("cluster")
-    with held_place(cluster, tmp_path) as other, held_place(cluster, tmp_path) as made:
-        _fill(Ledger.create(other, mode="min", sweep_id="other"), random.Random(9), "min")
-        yield made
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
 
 
 def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
@@ -95,12 +85,10 @@ def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
 
 @pytest.mark.parametrize("select", ["checkpoint", "final"])
 @pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (4, "max")])
-def test_reader_equals_the_ledger(
-    place: LedgerLocation, seed: int, mode: Any, select: Any
-) -> None:
-    created = Ledger.create(place, mode=mode, sweep_id="s-1", select=select)
+def test_reader_equals_the_ledger(path: Path, seed: int, mode: Any, select: Any) -> None:
+    created = Ledger.create(path, mode=mode, sweep_id="s-1", select=select)
     _fill(created, random.Random(seed), mode)
-    ledger = Ledger.open(place)
+    ledger = Ledger.open(path)
     ledger.mark_published()
     records = ledger.trials()
     assert {record.state for record in records} == {
@@ -110,7 +98,7 @@ def test_reader_equals_the_ledger(
         "pruned",
         "failed",
     }
-    view = LedgerReader(place)
+    view = LedgerReader(path)
     # repr tells NaN from None, 1 from True, and the order of the parameters
     assert list(map(repr, view.records())) == list(map(repr, records))
     assert repr(view.reports_of(7)) == repr(records[7].reports)
@@ -123,15 +111,15 @@ def test_reader_equals_the_ledger(
 
 
 @pytest.mark.parametrize("select", ["checkpoint", "final"])
-def test_reader_equals_the_ledger_of_several_metrics(place: LedgerLocation, select: Any) -> None:
-    ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s", select=select)
+def test_reader_equals_the_ledger_of_several_metrics(path: Path, select: Any) -> None:
+    ledger = Ledger.create(path, mode=["min", "max"], sweep_id="s", select=select)
     for values in ([(0.5, 1.0), (0.25, math.inf)], [(0.75, 2.0)], []):
         number = ledger.add(proposal(SPACE, RandomSampler(seed=1))).number
         for epoch, (first, second) in enumerate(values, start=1):
             ledger.report(number, epoch=epoch, step=epoch, value=first, others=[second])
         if values and (select == "checkpoint" or math.isfinite(values[-1][1])):
             ledger.finish(number, "complete")
-    view = LedgerReader(place)
+    view = LedgerReader(path)
     assert list(map(repr, view.records())) == list(map(repr, ledger.trials()))
     assert [trial.number for trial in view.front()] == ([0, 1] if select == "checkpoint" else [1])
     assert view.reports_of(0) == {1: [0.5, 1.0], 2: [0.25, math.inf]}

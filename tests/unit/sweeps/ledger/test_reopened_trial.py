@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
@@ -14,27 +13,20 @@ from optuna.samplers import RandomSampler
 from sweeps.ledger.attributes import ACCUMULATION, SIGNALS, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.sqlite import LedgerFile
 from tests.make_trials import ask
-from tests.postgres_ledger import held_place
 
 SPACE = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
 STEPS = {1: 10, 2: 20}
 
 
-@pytest.fixture(params=["file", "database"])
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerLocation]:
-    if request.param == "file":
-        yield LedgerFile(tmp_path / "ledger.db")
-        return
-    with held_place(request.getfixturevalue("cluster"), tmp_path) as made:
-        yield made
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
 
 
-def _ledger(place: LedgerLocation, *modes: str) -> Ledger:
-    ledger = Ledger.create(place, mode=list(modes or ["min"]), sweep_id="s1")  # type: ignore[arg-type]
+def _ledger(path: Path, *modes: str) -> Ledger:
+    ledger = Ledger.create(path, mode=list(modes or ["min"]), sweep_id="s1")  # type: ignore[arg-type]
     for number in range(3):
         ask(ledger, SPACE, RandomSampler(seed=number))
     return ledger
@@ -65,14 +57,12 @@ def _reopen(ledger: Ledger, number: int, at: int, *, fresh: bool = False) -> Non
 
 
 @pytest.mark.parametrize("modes", [("min",), ("min", "max")])
-def test_reopened_trial_continues_at_its_checkpoint(
-    place: LedgerLocation, modes: tuple[str, ...]
-) -> None:
-    ledger = _ledger(place, *modes)
+def test_reopened_trial_continues_at_its_checkpoint(path: Path, modes: tuple[str, ...]) -> None:
+    ledger = _ledger(path, *modes)
     _fail(ledger, 1, 0.5, 0.4, 0.1)
     before = ledger.trial(1)
     _reopen(ledger, 1, 2)
-    for one in (ledger.trial(1), Ledger.open(place).trial(1), LedgerReader(place).records()[1]):
+    for one in (ledger.trial(1), Ledger.open(path).trial(1), LedgerReader(path).records()[1]):
         assert (one.state, one.params, one.attempts) == ("running", before.params, 1)
         assert one.reports == {1: 0.5, 2: 0.4}
         assert (one.epoch, one.step, one.best_epoch, one.best_step) == (2, 20, 2, 20)
@@ -86,56 +76,56 @@ def test_reopened_trial_continues_at_its_checkpoint(
     assert ledger.trial(1).reopened is None
 
 
-def test_fresh_trial_keeps_no_report(place: LedgerLocation) -> None:
-    ledger = _ledger(place)
+def test_fresh_trial_keeps_no_report(path: Path) -> None:
+    ledger = _ledger(path)
     _fail(ledger, 1, 0.5, 0.4)
     _reopen(ledger, 1, 0, fresh=True)
-    one = LedgerReader(place).records()[1]
+    one = LedgerReader(path).records()[1]
     assert (one.reports, one.value, one.epoch, one.best_epoch) == ({}, None, 0, None)
     assert (one.accumulation, one.attempts, one.seconds) == (None, 1, 7.5)
 
 
-def test_reopened_trial_keeps_its_device_seconds(place: LedgerLocation) -> None:
-    ledger = _ledger(place)
+def test_reopened_trial_keeps_its_device_seconds(path: Path) -> None:
+    ledger = _ledger(path)
     ledger.trial_resources = lambda _: (2, 0.5)
     _fail(ledger, 1, 0.5, 0.4)
     _reopen(ledger, 1, 1)
-    ledger = Ledger.open(place)
+    ledger = Ledger.open(path)
     ledger.trial_resources = lambda _: (4, 1)
     ledger.store_trial_seconds(1, 10.0)
-    one = LedgerReader(place).trials[1]
+    one = LedgerReader(path).trials[1]
     assert (one.cpu_seconds, one.gpu_seconds) == (7.5 * 2 + 2.5 * 4, 7.5 * 0.5 + 2.5)
 
 
 @pytest.mark.parametrize(("at", "kept"), [(1, None), (2, 2)])
 def test_where_an_exempt_trial_would_stop_is_found_again(
-    place: LedgerLocation, at: int, kept: int | None
+    path: Path, at: int, kept: int | None
 ) -> None:
-    ledger = _ledger(place)
+    ledger = _ledger(path)
     ledger.set_attr(1, WOULD_STOP, [2, "asha"])
     _fail(ledger, 1, 0.5, 0.4)
     _reopen(ledger, 1, at)
     assert ledger.trial(1).would_stop_at == kept
 
 
-def test_reopened_trial_ends_once_more(place: LedgerLocation) -> None:
-    ledger = _ledger(place)
+def test_reopened_trial_ends_once_more(path: Path) -> None:
+    ledger = _ledger(path)
     for number in (0, 1, 2):
         _fail(ledger, number, 0.5, 0.4)
     _reopen(ledger, 1, 1)
-    ledger = Ledger.open(place)
+    ledger = Ledger.open(path)
     assert ledger.start(1) == 2
     ledger.report(1, epoch=2, step=20, value=0.3)
     ledger.finish(1, "complete")
-    one = LedgerReader(place).trials[1]
+    one = LedgerReader(path).trials[1]
     assert (one.state, one.value, one.finish_order, len(one.failed_attempts)) == (
         ("complete", 0.3, 4, 1)
     )
     assert [trial.state for trial in ledger.trials()] == ["failed", "complete", "failed"]
 
 
-def test_only_a_failed_trial_is_reopened(place: LedgerLocation) -> None:
-    ledger = _ledger(place)
+def test_only_a_failed_trial_is_reopened(path: Path) -> None:
+    ledger = _ledger(path)
     ledger.report(0, epoch=1, step=10, value=0.5)
     ledger.finish(0, "complete")
     ledger.finish(1, "pruned", reason="asha")
@@ -146,7 +136,7 @@ def test_only_a_failed_trial_is_reopened(place: LedgerLocation) -> None:
 
 
 def test_killed_reopening_changes_nothing(tmp_path: Path) -> None:
-    ledger = _ledger(LedgerFile(tmp_path / "ledger.db"))
+    ledger = _ledger(tmp_path / "ledger.db")
     _fail(ledger, 1, 0.5, 0.4)
     before = Ledger.open(tmp_path / "ledger.db").trials()
     if (child := os.fork()) == 0:
@@ -160,12 +150,10 @@ def test_killed_reopening_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_optuna_reads_a_reopened_trial_as_running(tmp_path: Path) -> None:
-    ledger = _ledger(LedgerFile(tmp_path / "ledger.db"))
+    ledger = _ledger(tmp_path / "ledger.db")
     _fail(ledger, 1, 0.5, 0.4)
     _reopen(ledger, 1, 1)
-    study = optuna.load_study(
-        study_name=ledger.location.study, storage=f"sqlite:///{tmp_path}/ledger.db"
-    )
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/ledger.db")
     one = study.trials[1]
     assert one.state == optuna.trial.TrialState.RUNNING
     assert (one.datetime_complete, one.intermediate_values) == (None, {1: 0.5})

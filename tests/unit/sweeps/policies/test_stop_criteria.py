@@ -117,7 +117,7 @@ def test_plateau_is_n_trials_without_improvement(
 def test_plateau_counts_trials_in_order_of_their_end() -> None:
     trials = _trials(("complete", 0.5), *[("complete", 1.0)] * 4)
     assert _key(_spec(PLATEAU), trials) == "stop.plateau"
-    late = [replace(trials[0], ended_at=START + timedelta(hours=1)), *trials[1:]]
+    late = [replace(trials[0], finish_order=5), *trials[1:]]
     assert _key(_spec(PLATEAU), late) is None
 
 

@@ -187,7 +187,7 @@ def test_evidence_drops_a_wrong_prior() -> None:
 def test_share_falls_with_the_trials() -> None:
     priors = PriorTrials(_spec())
     first = _trial(TrialState.PRUNED, 0.5)
-    first.user_attrs = {PRIORS: priors.digest([])}
+    first.user_attrs = {PRIORS: priors.digest}
     taken = [priors.takes(number, [first, _rival(0.9)]) for number in range(2, 2000)]
     early, later, late = taken[:40], taken[200:400], taken[1000:]
     assert sum(early) / 40 > 0.2
@@ -198,7 +198,7 @@ def test_share_falls_with_the_trials() -> None:
 def test_no_trial_around_priors_before_a_comparison() -> None:
     priors = PriorTrials(_spec())
     first = _trial(TrialState.PRUNED, 0.5)
-    first.user_attrs = {PRIORS: priors.digest([])}
+    first.user_attrs = {PRIORS: priors.digest}
     for others in ([], [_rival(0.4)]):
         assert not any(priors.takes(number, [first, *others]) for number in range(2, 40))
     assert any(priors.takes(number, [first, _rival(0.6)]) for number in range(2, 40))
@@ -387,7 +387,7 @@ def test_lost_worker_says_nothing_of_the_priors() -> None:
 def test_priors_are_tried_again_if_nothing_was_shown(state: TrialState) -> None:
     priors = PriorTrials(_spec())
     first = _trial(state, reason="lost: the worker was killed")
-    first.user_attrs = {**first.user_attrs, PRIORS: priors.digest([])}
+    first.user_attrs = {**first.user_attrs, PRIORS: priors.digest}
     taken = sum(priors.takes(number, [first]) for number in range(1, 40))
     assert (taken > 4) is (state != TrialState.RUNNING)
 
@@ -469,19 +469,6 @@ def test_a_trial_has_the_defaults_of_its_own_optimizer_in_any_order(space: str) 
             assert first.priors is not None
             taken[first.params[NAME]] = first.params[LR]
         assert taken == pytest.approx({"sgd": 0.1, "adamw": 3e-4})
-
-
-def test_sweep_of_an_earlier_version_goes_on_with_the_file_s_optimizer() -> None:
-    """Its trials have the digest that does not depend on the order of the space."""
-    before = PriorTrials(_with_defaults(BOTH_ORDERS[0], 0)).values(0, 0, []).digest
-    spec, history = _with_defaults(BOTH_ORDERS[1], 0), History(_is_good_at_small_rates)
-    (first,) = _search(spec, history=history, trials=1)
-    assert first.user_attrs[PRIORS] != before
-    first.user_attrs[PRIORS] = before
-    priors = PriorTrials(spec)
-    later = priors.values(1, 0, [first])
-    assert (later.digest, later.first) == (before, ())
-    assert priors.values(1, 0, []).first == (NAME,)
 
 
 def test_space_without_late_optimizer_keeps_its_order() -> None:

@@ -124,7 +124,7 @@ def test_other_samples_are_refused_with_a_diff(spec: SweepSpec) -> None:
             _with_samples(), _with_samples(**{"train[17]": ["float", [1.00001, 2.0]]}),
             id="rounded",
         ),
-        pytest.param(BEFORE, _with_samples(), id="an earlier release"),
+        pytest.param(BEFORE, _with_samples(), id="unknown before"),
         pytest.param(
             _with_samples(), _with_samples(**{"arguments": "b", "train: its length": 3}),
             id="other arguments",

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import RevisionError, SpecError
-from sweeps.paths import FORMAT
 from sweeps.spec.revisions import (
     describe_changes,
     is_unchanged,
@@ -56,11 +55,11 @@ def test_change_is_appended_with_date_and_diff(
     assert after.startswith(before)
     line = after[len(before) :].decode().splitlines()[1]
     assert re.fullmatch(
-        r"# format 3, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
+        r"# format 4, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
         r"train\.batch_size: 64 -> 32",
         line,
     )
-    assert read_spec(path)[:4] == (second, 2, None, FORMAT)
+    assert read_spec(path)[:3] == (second, 2, None)
     assert read_revisions(path) == [first, second]
     assert [entry.name for entry in path.parent.iterdir()] == ["sweep.yaml"]
 
@@ -108,7 +107,7 @@ def test_driver_killed_while_writing_leaves_the_old_file(
     write_spec(path, first)
     aside = path.with_name(".sweep.yaml.tmp")
     aside.write_bytes(b"half")
-    assert read_spec(path)[:4] == (first, 1, None, FORMAT)
+    assert read_spec(path)[:3] == (first, 1, None)
     write_spec(path, second)
     assert read_spec(path).spec == second
     assert not aside.exists()
@@ -163,7 +162,7 @@ def test_revision_after_a_damaged_one(path: Path, first: SweepSpec, second: Swee
     third = with_overrides(first, ["trials=6"])
     write_spec(path, third)
     found = read_spec(path)
-    assert found[:4] == (third, 3, None, FORMAT)
+    assert found[:3] == (third, 3, None)
     lines = path.read_text().splitlines()
     assert found.text.splitlines()[lines.index("trials: 6")] == "trials: 6"
     _, document = parse_with_positions(found.text, "sweep.yaml")

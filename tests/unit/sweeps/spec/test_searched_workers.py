@@ -16,7 +16,7 @@ from sweeps.spec.provenance_check import Origin, workers_tag
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.rules import BUILT
+from trainable.fingerprint import BUILT
 
 SPEC = """
 name: digits

@@ -264,11 +264,7 @@ CASES = [
     ),
     pytest.param(
         HEAD + "storage: {ledger: 'postgresql://ada:geheim@host/sweeps'}\n",
-        id="a password in storage.ledger",
-    ),
-    pytest.param(
-        HEAD + "storage: {ledger: 'mysql://ada@host/sweeps'}\n",
-        id="storage.ledger in another kind of database",
+        id="a ledger in a database",
     ),
     pytest.param(
         HEAD + "storage: {checkpoints: 's3://ada:geheim@bucket/sweeps'}\n",
@@ -288,12 +284,6 @@ CASES = [
         + "early_stopping: {scheduler: pbt}\n"
         + "storage: {checkpoints: 's3://bucket/sweeps'}\n",
         id="a population in an object store",
-    ),
-    pytest.param(
-        HEAD
-        + "tracking: {uri: 'postgresql+psycopg2://ada@host/all'}\n"
-        + "storage: {ledger: 'postgresql://ada@host/all'}\n",
-        id="ledger and tracking store in one database",
     ),
     pytest.param(
         "name: digits\ntask: {name: x, data: 'pg://u:geheim@h', n: .nan}\nmetric: val/loss\nmode: min\ntrials: 24\n",
