@@ -124,13 +124,6 @@ class Counting(Probe):
             total = total / first_loss()
         return total, weight
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"passes": dict(PASSES), "class": Counting.num_passes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        PASSES.update(state["passes"])
-        Counting.num_passes = state["class"]
-
 
 class Remembering(nn.Module):
     """Registers a buffer in training, and makes it longer with each of the first passes."""
