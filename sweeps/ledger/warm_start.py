@@ -25,7 +25,7 @@ from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
-from sweeps.paths import SweepPaths
+from sweeps.paths import SweepPaths, command_line
 
 
 class WarmStartRefused(UserError):
@@ -135,7 +135,7 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
         raise WarmStartRefused(
             index,
             f"'{paths.name}': there is no such sweep below {paths.root}; a warm start takes "
-            "trials of earlier sweeps there; `sweep list` shows them",
+            f"trials of earlier sweeps there; they are shown by: {command_line(paths.root, 'list')}",
         )
     other = read_spec(paths.spec).spec
     for key in ("metric", "mode", "select"):
