@@ -92,7 +92,9 @@ def _sentences(one: Removal) -> list[str]:
         lines.append(f"  {len(one.run_ids)} MLflow runs")
     if one.num_waiting:
         sync = one.paths.command("sync")
-        lines.append(f"  {one.num_waiting} records are not delivered yet; deliver them with: {sync}")
+        lines.append(
+            f"  {one.num_waiting} records are not delivered yet; deliver them with: {sync}"
+        )
     if one.owner is not None:
         lines.append(f"  it is a copy: what {one.owner} keeps elsewhere stays")
     if one.links:

@@ -18,6 +18,7 @@ from sweeps.commands.console import (
     Root,
     err,
     input_errors,
+    naming_directory_of,
     read_numbers,
     view_of,
 )
@@ -67,7 +68,7 @@ def run(
     address: Address = None,
 ) -> None:
     """Run a new sweep."""
-    with err.status("reading the spec") as spinner, input_errors():
+    with err.status("reading the spec") as spinner, naming_directory_of(file), input_errors():
         from sweeps.config.durations import parse_duration
         from sweeps.config.spec import load_with_positions
         from sweeps.paths import SweepPaths, resolve_root

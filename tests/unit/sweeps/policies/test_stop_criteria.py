@@ -324,7 +324,9 @@ def test_unfinished_trials_end_with_the_sweep(trial: TrialState, expected: list[
 def test_pruned_run_names_what_pruned_it(reason: str | None, stopped_by: str) -> None:
     early = "{}\nearly_stopping: {scheduler: asha_promote}"
     record = replace(OPEN, state="pruned", reason=reason)
-    assert end_tags(record, _spec(early), SweepPaths(Path("runs"), "x"))["stopped_by"] == stopped_by
+    assert (
+        end_tags(record, _spec(early), SweepPaths(Path("runs"), "x"))["stopped_by"] == stopped_by
+    )
 
 
 def test_inspecting_a_stopped_sweep_shows_the_same_time(tmp_path: Path) -> None:
