@@ -132,10 +132,11 @@ def _not_compared(spec: SweepSpec, taken: Sequence[PriorTrial]) -> str:
 
 def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTrial], Counter[str]]:
     if not paths.exists():
+        shown = command_line(paths.root, "list")
         raise WarmStartRefused(
             index,
             f"'{paths.name}': there is no such sweep below {paths.root}; a warm start takes "
-            f"trials of earlier sweeps there; they are shown by: {command_line(paths.root, 'list')}",
+            f"trials of earlier sweeps there; they are shown by: {shown}",
         )
     other = read_spec(paths.spec).spec
     for key in ("metric", "mode", "select"):

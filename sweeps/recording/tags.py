@@ -15,8 +15,8 @@ from sweeps.ledger.attributes import ACCUMULATION, Role
 from sweeps.ledger.failure_kinds import kind_of
 from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.trials import TrialRecord, TrialSummary
-from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from sweeps.paths import SweepPaths
+from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
 from tracking.recorder import TAG_REPEATS, Status

@@ -265,9 +265,8 @@ def test_wrong_words_are_refused(paths: SweepPaths, words: list[str], said: str)
     assert _content(paths) == before
 
 
-def test_directory_of_a_killed_reproduction_is_named_with_its_remedy(
-    paths: SweepPaths, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("paths")
+def test_directory_of_a_killed_reproduction_is_named_with_its_remedy(tmp_path: Path) -> None:
     again = tmp_path / "a gain"
     assert _reproduce("--dir", str(again)).exit_code == 0
     done = _reproduce("--dir", str(again))  # what a killed one has left looks the same
