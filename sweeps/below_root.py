@@ -30,6 +30,8 @@ _OF_TRIALS = {
     *("logged.jsonl", "metrics.jsonl", "test.jsonl", "trial.log"),
 }
 """The directories and files of a trial that are written in their place; a task may have others."""
+_WITH_FOLDERS = {"artifacts", "figures"}
+"""Those in which a task names folders and files. Others' files are new at each save."""
 
 
 class OutsideRoot(UserError):
@@ -116,7 +118,19 @@ def _written(paths: SweepPaths) -> Iterator[os.DirEntry[str]]:
     yield from (*_entries(paths.directory), *_entries(paths.outbox))
     for trial in _entries(paths.trial(0).parent):
         yield trial
-        yield from (entry for entry in _entries(trial) if entry.name in _OF_TRIALS)
+        for entry in _entries(trial):
+            if entry.name in _OF_TRIALS:
+                yield entry
+            if entry.name in _WITH_FOLDERS:
+                yield from _below(entry)
+
+
+def _below(entry: os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
+    """Yield what is below a directory, and nothing of a link to one."""
+    if entry.is_dir(follow_symlinks=False):
+        for inner in _entries(entry):
+            yield inner
+            yield from _below(inner)
 
 
 def _entries(directory: str | os.PathLike[str]) -> list[os.DirEntry[str]]:

@@ -13,8 +13,9 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -206,8 +207,10 @@ class Log:
             return None
         target = self.directory / ARTIFACTS / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_symlink():  # writing through it would change a file elsewhere
-            target.unlink()
+        with suppress(FileNotFoundError):
+            found = target.lstat()  # writing through a link would change a file elsewhere
+            if stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1):
+                target.unlink()
         return target
 
     def take_rows(self, reported: Collection[str]) -> list[Row]:

@@ -1,9 +1,10 @@
 """`TuneTrial`: a Tune class Trainable, whose trials train in processes of their own.
 
 The actor stays for the next trial, because a new one takes seconds. It trains nothing: each
-attempt is a fresh process (`forked_process.py`), which trains one report for each `step()`. Ray
-persists no state of a trial. A run that fails *reports* its failure instead
-of raising it. So the actor can serve the next trial, and Ray retries only trials of lost workers.
+attempt is a fresh process (`forked_process.py`), which trains one report for each `step()`; with
+`reuse`, the process stays for the next trial, too. Ray persists no state of a trial. A run that
+fails *reports* its failure instead of raising it. So the actor can serve the next trial, and Ray
+retries only trials of lost workers.
 
 What must not live here: training (`trial_run.py`), recording, or any knowledge of ledgers and
 tracking.
@@ -48,6 +49,7 @@ class TuneTrial(tune.Trainable):
       stopping rule decides after each one.
     - `heartbeat`: the file to which the run's progress is written.
     - `rank_timeout`: for how many seconds a rank waits for the others in a step.
+    - `reuse`: whether its process trains the next trial, too.
 
     A trial of several ranks has one bundle of resources for each; the first rank is on this one.
     """
@@ -60,6 +62,8 @@ class TuneTrial(tune.Trainable):
     """A function without arguments that a trial's process calls first, `module:name`."""
 
     _process: ForkedProcess | None = None
+    _waits = False
+    """Whether the process has trained a trial, and waits for the next one."""
     _others: OtherRanks | None = None
     """The processes of the other ranks, which are kept for the next trial."""
 
@@ -90,10 +94,13 @@ class TuneTrial(tune.Trainable):
         assert self._process is not None
         if not self._process.is_running:
             self._process.begin("trainable.trial_run:train", self._config)
+        elif self._waits:
+            self._process.send(self._config)
+        self._waits = False
         self._process.send(trial_run.STEP)
         result = self._receive()
         if result.get(DONE):
-            self._process.end()
+            self._end_trial()
         result[SHOULD_CHECKPOINT] = trial_run.POINTER in result
         result.pop(trial_run.POINTER, None)
         return result
@@ -152,7 +159,14 @@ class TuneTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         """Close the run, if it has not ended, and wait until its process has ended."""
-        if self._process is not None and self._process.is_running:
+        if self._process is not None and self._process.is_running and not self._waits:
             self._process.send(trial_run.CLOSE)
             self._receive()
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        """Wait until the process has ended, unless it is to train the next trial."""
+        assert self._process is not None
+        self._waits = self._config.get("reuse", False)
+        if not self._waits:
             self._process.end()

@@ -57,6 +57,8 @@ an object store."""
 def train(connection: Connection, config: dict[str, Any]) -> None:
     """Train a trial until it ends, or the actor needs it no longer.
 
+    With `reuse`, train the next trial after it, whose configuration the actor sends.
+
     Args:
         connection: To the actor.
         config: As in `TrialRun`.
@@ -75,24 +77,35 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
         return failed is None
 
     fork_template.import_task(connection, name, load)
-    run = TrialRun(config, partial(_call, connection), failed=failed)
+    while _train_one(TrialRun(config, partial(_call, connection), failed=failed), connection):
+        if not config.get("reuse"):
+            return
+        try:
+            config = connection.recv()
+        except EOFError:  # the actor has ended
+            return
+
+
+def _train_one(run: TrialRun, connection: Connection) -> bool:
+    """Train a trial as the actor asks for; return whether this process may train another one."""
     while connection.recv() == STEP:
         try:
             result = run.step()
         except RankLost as error:
             run.cleanup()
             connection.send((LOST, str(error)))
-            return
+            return False
         except Restart as restart:
             run.cleanup()
             connection.send((RESTART, restart.changes))
-            return
+            return False
         connection.send((RESULT, result))
         if result.get(DONE):
             run.cleanup()
-            return
+            return True
     run.cleanup()
     connection.send((RESULT, {}))
+    return True
 
 
 def _call(connection: Connection, method: str, *arguments: Any) -> Any:

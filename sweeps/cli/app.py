@@ -43,6 +43,7 @@ from sweeps.cli.verify import verify
 from sweeps.exit_codes import WRONG_INPUT
 from trainable.private_files import keep_files_private
 
+_HELP = frozenset(("--help", "-h", "--version"))
 app = typer.Typer(
     name="sweep",
     cls=Commands,
@@ -176,8 +177,9 @@ def main() -> None:
     try:
         keep_files_private()
     except ValueError as error:
-        print(error, file=sys.stderr)
-        sys.exit(WRONG_INPUT)
+        if not _HELP.intersection(sys.argv):  # which writes no file
+            print(error, file=sys.stderr)
+            sys.exit(WRONG_INPUT)
     try:
         try:
             app()

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,10 +216,32 @@ def loaded(file: Path, settings: list[str] | None) -> Iterator[tuple[SweepSpec, 
     """Load a spec, and attach file positions to the errors of the code that uses it."""
     from sweeps.spec.spec import load_with_positions
 
-    with input_errors():
+    with naming_directory_of(file), input_errors():
         spec, document = load_with_positions(file, settings or [])
         with document.attach_locations():
             yield spec, document
+
+
+_NO_MODULE = re.compile(r"no module (?:named )?'([\w.]+)'", re.IGNORECASE)
+
+
+@contextmanager
+def naming_directory_of(spec: Path) -> Iterator[None]:
+    """Say where the spec is, if what an error quotes is missing here and lies beside the spec."""
+    try:
+        yield
+    except typer.Exit as ended:
+        from sweeps.cli import messages
+
+        message = str(ended.__context__ or "")
+        modules = [f"{one.replace('.', os.sep)}.py" for one in _NO_MODULE.findall(message)]
+        for path in (*modules, *re.findall("'([^']*)'", message)):
+            if os.path.isfile(spec.parent / path) and not os.path.exists(path):
+                there = shlex.quote(str(spec.parent))
+                hint = f"{path} is beside the spec; repeat the command after: cd {there}"
+                messages.sentence(err, hint, style="")
+                break
+        raise
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from sweeps.cli.console import (
     Root,
     err,
     input_errors,
+    naming_directory_of,
     out,
     read_numbers,
     read_path,
@@ -77,7 +78,7 @@ def run(
     address: Address = None,
 ) -> None:
     """Run a new sweep."""
-    with err.status("reading the spec") as spinner, input_errors():
+    with err.status("reading the spec") as spinner, naming_directory_of(file), input_errors():
         from sweeps.paths import SweepPaths, resolve_root
         from sweeps.spec.durations import parse_duration
         from sweeps.spec.spec import load_with_positions

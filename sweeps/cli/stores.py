@@ -221,8 +221,9 @@ def _sentences(one: Removal) -> list[str]:
     if one.run_ids:
         lines.append(f"  {len(one.run_ids)} MLflow runs")
     if one.num_waiting:
+        sync = one.paths.command("sync")
         lines.append(
-            f"  {one.num_waiting} records that are not delivered yet; `sweep sync` delivers them"
+            f"  {one.num_waiting} records are not delivered yet; deliver them with: {sync}"
         )
     if one.owner is not None:
         lines.append(f"  it is a copy: what {one.owner} keeps elsewhere stays")

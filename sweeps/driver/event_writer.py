@@ -382,7 +382,9 @@ class EventWriter:
         record = self._ledger.transaction(store)
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
-        self._recorder.finish(number, run_status(record), end_tags(record, self._spec))
+        self._recorder.finish(
+            number, run_status(record), end_tags(record, self._spec, self._paths)
+        )
         if self._spec.repeats.seeds > 1:
             record_configuration(self._ledger.trials()[record.search_number], self._recorder)
         if last is not None:

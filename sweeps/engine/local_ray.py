@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from subprocess import Popen
+from threading import Timer
 from typing import IO, Any
 
 import psutil
@@ -107,10 +108,16 @@ def running(
 
     def end() -> None:
         node.ends = True
-        if ours and interruption.trial_grace_remaining <= 0:
+        if not ours:
+            return
+        if interruption.trial_grace_remaining <= 0:
             kill_children(token)  # no time is left for a clean shutdown, which takes seconds
-        if ours:
+        killing = Timer(PATIENCE_SECONDS, node.kill)
+        killing.start()
+        try:
             stop(token)
+        finally:
+            killing.cancel()
 
     with watched(node.find_loss, lost, end) as exit_if_lost:
         ours = start(
@@ -146,11 +153,18 @@ class _Node:
         if kind in _PURPOSES:
             self._processes[kind] = process
 
+    def kill(self) -> None:
+        """Kill the processes: they do not end, and the sweep needs them no longer."""
+        for process in self._processes.values():
+            process.kill()
+
     def find_loss(self) -> Loss | None:
         """Return which process has ended, or does not run."""
         loss = self._find_loss()
         if self.ends:  # also if that began meanwhile
-            return Loss("Ray is lost: its processes did not end", PATIENCE_SECONDS)
+            return Loss("Ray is lost: its processes did not end", 2 * PATIENCE_SECONDS)
+        if loss and self.address is None and (found := shortages()):  # why it could not start
+            return loss._replace(cause=f"{loss.cause}; {'; '.join(found)}")
         return loss
 
     def _find_loss(self) -> Loss | None:

@@ -20,7 +20,7 @@ from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
-from sweeps.paths import SweepPaths
+from sweeps.paths import SweepPaths, command_line
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.revisions import read_revisions, read_spec
 from sweeps.spec.spec import SweepSpec
@@ -116,10 +116,11 @@ def _not_compared(spec: SweepSpec, taken: Sequence[PriorTrial]) -> str:
 
 def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTrial], Counter[str]]:
     if not paths.exists():
+        shown = command_line(paths.root, "list")
         raise WarmStartRefused(
             index,
             f"'{paths.name}': there is no such sweep below {paths.root}; a warm start takes "
-            "trials of earlier sweeps there; `sweep list` shows them",
+            f"trials of earlier sweeps there; they are shown by: {shown}",
         )
     other = read_spec(paths.spec).spec
     for key in ("metric", "mode", "select"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -221,6 +222,12 @@ def _check_empty(directory: Path, view: SweepStatus) -> None:
         raise UserError(
             f"--dir {directory} lies in the directory of the sweep, which is only read; choose "
             "another one"
+        )
+    if (place / BUILT).is_file():
+        raise UserError(
+            f"--dir {directory} holds the files of a run, such as a reproduction that was ended; "
+            "a trial is trained again from its beginning; choose another directory, or repeat the "
+            f"command after: rm -r {shlex.quote(str(place))}"
         )
     if place.is_dir() and any(place.iterdir()):
         raise UserError(

@@ -141,7 +141,7 @@ def send_to_tracker(
             # Not later than now: the ledger's time may come from a host in another time zone.
             ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
             at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
-            recorder.finish(number, status, end_tags(record, spec), at_ms=at_ms)
+            recorder.finish(number, status, end_tags(record, spec, paths), at_ms=at_ms)
         case OrphanedRun(number, at_ms):
             tags = STOPPED_BY_INTERRUPT | retried_tags(record)
             recorder.finish(number, "INTERRUPTED", tags, at_ms=at_ms)

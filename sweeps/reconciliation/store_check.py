@@ -361,7 +361,7 @@ def stored_rows(
 
 def _tags(spec: SweepSpec, paths: SweepPaths, record: TrialRecord) -> dict[str, str]:
     return (
-        end_tags(record, spec)
+        end_tags(record, spec, paths)
         if record.finished
         else status_tags(without_unbegun(record, paths), spec)
     )

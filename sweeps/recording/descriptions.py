@@ -15,6 +15,7 @@ from redaction.escapes import printable
 from sweeps.formatting import format_best, format_parameter, titles
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.trials import ENDINGS, TrialSummary, count_trials
+from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.spec.spec import SweepSpec
 from tracking.limits import clip_text
 
@@ -28,12 +29,13 @@ _LONGEST_PARAM = 200
 _MOST_PARAMS = 30
 
 
-def describe_trial(record: TrialSummary, spec: SweepSpec, how: str) -> str:
+def describe_trial(record: TrialSummary, spec: SweepSpec, paths: SweepPaths, how: str) -> str:
     """Describe a trial that has ended.
 
     Args:
         record: The trial.
         spec: The sweep.
+        paths: Where the sweep is.
         how: How it ended: `complete`, `pruned`, `stopped` or `failed`.
     """
     record = alone(record)  # its run shows this training, whatever other seeds there are
@@ -42,7 +44,7 @@ def describe_trial(record: TrialSummary, spec: SweepSpec, how: str) -> str:
             f"**{how.capitalize()}** {_length(record, spec)}{_value(record, spec)}.",
             *_line("Why it ended", _code(record.reason) if record.reason else None),
             *_line(_searched(record), _parameters(record.best_params)),
-            *_line("Checkpoint", _checkpoint(record, spec)),
+            *_line("Checkpoint", _checkpoint(record, spec, paths)),
         ]
     )
 
@@ -111,13 +113,14 @@ def _parameters(params: Mapping[str, Any]) -> str:
     return _codes([f"{title} {format_parameter(params, key)}" for title, key in shown])
 
 
-def _checkpoint(record: TrialSummary, spec: SweepSpec) -> str | None:
+def _checkpoint(record: TrialSummary, spec: SweepSpec, paths: SweepPaths) -> str | None:
     if record.best_step is None:
         return None
     at = f"{spec.budget.report_word} {record.best_epoch}, step {record.best_step}"
     if record.lacks_model:
         return at
-    command = f"sweep best {spec.name} --trial {record.number} --export DIR"
+    words = ("best", "--trial", str(record.number), "--export", "DIR")
+    command = paths.command(*words, program=PROGRAM)
     return f"{at}; export: {_code(command)}"
 
 

@@ -13,6 +13,7 @@ from sweeps.ledger.attributes import ACCUMULATION, Role
 from sweeps.ledger.failure_kinds import kind_of
 from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.trials import TrialRecord, TrialSummary
+from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.patience import BY_PATIENCE
@@ -44,12 +45,12 @@ def run_status(trial: TrialSummary) -> Status:
     return "KILLED" if trial.reason == BY_THE_USER else "FINISHED"
 
 
-def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
+def end_tags(record: TrialRecord, spec: SweepSpec, paths: SweepPaths) -> dict[str, str]:
     """Return the tags for the end of a trial: why it ended, its best step, its description."""
     how = outcome(record)
     tags = status_tags(record, spec) | {
         "outcome": how,
-        DESCRIPTION: describe_trial(record, spec, how),
+        DESCRIPTION: describe_trial(record, spec, paths, how),
     }
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}

@@ -169,6 +169,7 @@ class LedgerSearcher(Searcher):
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
+                "reuse": self._spec.resources.reuse_workers and config.workers == 1,
                 "rank_timeout": rank_timeout(self._spec.failures.step_timeout),
                 "report_buffer_seconds": 0.0
                 if self._spec.early_stopping.rule.decides_per_report

@@ -174,7 +174,7 @@ def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
 def _leaves(spec: Section) -> dict[str, Any]:
     leaves = dict(flatten(spec.model_dump(mode="json")))
     if isinstance(spec, SweepSpec):  # the file leaves these out at their defaults
-        for key in ("workers", "placement"):
+        for key in ("workers", "placement", "reuse_workers"):
             leaves[f"resources.{key}"] = getattr(spec.resources, key)
     return leaves
 

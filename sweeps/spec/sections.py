@@ -281,6 +281,11 @@ class ResourcesConfig(Section):
     placement: Literal["pack", "spread"] = Field(default="pack", exclude_if=equal_to("pack"))
     """Where the workers of one trial run on a cluster: on as few nodes as possible (pack), or on
     as many (spread)."""
+    reuse_workers: bool = Field(default=False, exclude_if=equal_to(False))
+    """Whether trials of one process train one after the other in the same process. It saves the
+    start of a process for each trial. What a task changes outside of its trial (globals, class
+    attributes, caches, settings of libraries) then reaches the next trial, so that results depend
+    on the order of the trials, and a resumed sweep may differ from an uninterrupted one."""
 
 
 def _without_credentials(uri: str) -> str:

@@ -67,6 +67,8 @@ ROWS = {
     46: "a rank of a trial is killed between its shard and the manifest of the checkpoint",
     47: "a process of the local Ray killed or stopped: raylet, gcs_server, an agent",
     48: "the root is copied or moved, and its sweep resumed there",
+    49: "globals, class attributes and caches that trials change, in a sweep that is killed",
+    50: "another user, who may only read, locks a database of the sweep",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

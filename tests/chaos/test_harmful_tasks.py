@@ -1,4 +1,4 @@
-"""Rows 36 to 39: tasks that damage their model, their process, or their children."""
+"""Rows 36 to 39, and 49: tasks that damage their model, their process, or their children."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from tests.chaos.invariants import (
     assert_all,
     assert_ended,
 )
+from tests.chaos.killed_runs import curve
 from tests.chaos.probe_task import RESET
 
 GROWING = SERIAL.replace("probe_task:Probe", "probe_task:Growing").replace(
     "trials: 4", "trials: 2"
+)
+COUNTING = PARALLEL.replace("probe_task:Probe", "probe_task:Counting").replace(
+    "concurrency: 2", "concurrency: 1"
 )
 HANGING = SERIAL + "failures: {step_timeout: 8s, max_retries: 1}\n"
 _NOTICED_SECONDS = 60.0
@@ -92,3 +96,18 @@ def test_row_39_hang_is_stopped_by_the_user(sandbox: Sandbox, references: Refere
     found = assert_all(sandbox, references.of(PARALLEL), driver.wait(), only=others)
     stopped = found.trials[hung]
     assert (stopped["state"], stopped["reason"]) == ("pruned", "stopped by the user")
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(49, "globals that trials change, and kill -9 of the driver")
+@pytest.mark.parametrize("sandbox", [COUNTING], indirect=True, ids=["counting"])
+def test_row_49_globals_reach_no_other_trial(sandbox: Sandbox, references: References) -> None:
+    driver, _ = sandbox.run_to("forward", 72)  # one worker has trained two trials
+    driver.kill()
+    sandbox.probe.release("forward-72")
+    found = assert_all(sandbox, references.of(COUNTING), sandbox.resume_to_end())
+    for number, trained in found.curves.items():
+        alone = sandbox.directory / f"alone-{number}"
+        sandbox.cli.ok("train", "chaos", "--trial", str(number), "--dir", str(alone))
+        assert trained == curve(alone)
+        assert trained[0][1]["passes/global"] < trained[-1][1]["passes/global"] <= 30

@@ -1,8 +1,9 @@
-"""Rows 15, 16, 26 and 30: the spec, the ledger or the data is damaged, locked or changed."""
+"""Rows 15, 16, 26, 30 and 50: the spec, a database or the data is damaged, locked or changed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import sqlite3
@@ -25,6 +26,7 @@ from tests.chaos.invariants import (
     assert_prints_resume_command,
 )
 from tests.chaos.kill_cases import SEED
+from tests.lock_reader import NOBODY, reader
 from tests.specs import with_overrides
 from trainable.checkpoint import CheckpointStore
 
@@ -193,3 +195,40 @@ def test_row_30_changed_before_resume(references: References, interrupted: Templ
     assert sandbox.paths.spec.read_bytes() == spec
     task.write_text(before + "\n# changed\n")
     assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end("--accept-changes"))
+
+
+_READER = NOBODY if os.geteuid() == 0 else os.geteuid()
+"""Only root can be another user; else another process of this one is the reader."""
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(50, "another user cannot open a database of a sweep with the default modes")
+def test_row_50_reader_of_a_private_sweep(references: References, sandbox: Sandbox) -> None:
+    driver, _ = sandbox.run_to("forward", 20)
+    files = [path for path in sandbox.cli.root.rglob("*") if re.search(r"\.db(-\w+)?$", path.name)]
+    assert {"ledger.db", "outbox.db"} <= {path.name for path in files}
+    for path in files:
+        assert path.stat().st_mode & 0o077 == 0
+        assert path.parent.stat().st_mode & 0o077 == 0
+        if _READER == NOBODY:
+            with pytest.raises(PermissionError), reader(path, NOBODY):
+                pass
+    sandbox.probe.release("forward-20")
+    assert_all(sandbox, references.of(SERIAL), driver.wait())
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(50, "another user, who may only read, locks the ledger or the outbox")
+@pytest.mark.parametrize(("name", "code"), [("ledger.db", 4), ("outbox.db-shm", 3)])
+def test_row_50_reader_of_a_shared_sweep(
+    references: References, sandbox: Sandbox, name: str, code: int
+) -> None:
+    sandbox.cli.environment["SWEEP_UMASK"] = "022"
+    driver, _ = sandbox.run_to("forward", 20)
+    [path] = sandbox.paths.directory.rglob(name)
+    with reader(path, _READER) as pid:
+        sandbox.probe.release("forward-20")
+        ended = driver.wait(5 * WAIT_SECONDS)
+        who = rf"process {pid} of user \w+" if _READER == NOBODY else f"process {pid}"
+        assert_prints_resume_command(ended, code, rf"{who} has locked the (ledger|outbox) .* then")
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -58,3 +59,13 @@ def test_worker_death_has_a_reason(cli: CommandLine) -> None:
     assert 'rogue.py", line 40 in misbehave' in logs[3], "faulthandler's stack"
     assert "bytes were cut here" in logs[4]
     assert len(logs[4]) <= 10 << 20
+
+
+def test_case_22_each_trial_begins_with_the_globals_as_imported(cli: CommandLine) -> None:
+    shutil.copytree(CASE.with_name("22-globals"), cli.directory, dirs_exist_ok=True)
+    cli.ok("run", "sweep.yaml")
+    curves = [curve.read_text() for curve in cli.root.glob("x/trials/*/metrics.jsonl")]
+    firsts = [json.loads(curve.splitlines()[0])["metrics"] for curve in curves]
+    assert [(one["calls"], one["history"], one["w"]) for one in firsts] == [
+        (1, 1, pytest.approx(1 / 30))
+    ] * 4

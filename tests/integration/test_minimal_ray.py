@@ -110,3 +110,38 @@ def test_starting_worker_is_not_interrupted(cli: CommandLine) -> None:
     trained = (cli.directory / "trained").read_text().split()
     assert len(trained) == TRIALS_OF_ALL
     assert len(set(trained)) > AT_ONCE / 2, "3 of 12 where Tune ends those that start"
+
+
+CLOSING = """
+import os, signal, sys, uuid
+from types import SimpleNamespace
+import psutil
+from sweeps.engine import local_ray
+from sweeps.engine.resources import Machine
+
+local_ray.PATIENCE_SECONDS = 10.0
+token, machine = uuid.uuid4().hex, Machine("test", cpus=1, memory=2**30, gpus=())
+local_ray.configure(token)
+calm = SimpleNamespace(trial_grace_remaining=60.0)
+lost = lambda cause: (print(cause), os._exit(3))
+with local_ray.running(token, machine, concurrency=1, interruption=calm, lost=lost):
+    (process,) = [one for one in psutil.Process().children() if one.name() == sys.argv[1]]
+    process.send_signal(signal.SIGSTOP)
+print("the sweep is finalized")
+"""
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_ray_that_does_not_end_is_killed_and_the_sweep_finalized(
+    tmp_path: Path, name: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSING, name],
+        cwd=tmp_path,
+        env=CommandLine(tmp_path).environment,
+        capture_output=True,
+        text=True,
+        timeout=scaled(120),
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("the sweep is finalized\n", 0)

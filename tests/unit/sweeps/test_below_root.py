@@ -37,12 +37,14 @@ def made(tmp_path: Path) -> MadeSweep:
         *("mlartifacts", "mlflow.db", "small", "small/ledger.db", "small/outbox", "small/trials"),
         *("small/outbox/outbox.db", "small/trials/0000", "small/trials/0000/checkpoints"),
         *("small/trials/0000/metrics.jsonl", "small/control", "small/ray"),
+        *("small/trials/0000/artifacts/notes/deep", "small/trials/0000/figures/own.png"),
     ],
 )
 def test_link_out_of_the_root_is_refused(made: MadeSweep, tmp_path: Path, name: str) -> None:
     link, target = made.paths.root / name, tmp_path / "elsewhere"
     if link.exists():
         link.rename(target)
+    link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(target)
     with pytest.raises(OutsideRoot, match=f"{link} is a link to {target}, outside"):
         check_below_root(made.paths, made.spec)
@@ -68,6 +70,15 @@ def test_hard_link_of_a_copy_is_refused(made: MadeSweep, tmp_path: Path) -> None
         check_below_root(copy, made.spec)
     found = verify(copy)
     assert any("has another name, too" in one.what for one in found.contradictions)
+
+
+def test_hard_link_in_a_folder_of_a_trial_is_refused(made: MadeSweep, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs.txt", made.paths.trial(0) / "artifacts/notes/0.txt"
+    ours.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    ours.hardlink_to(theirs)
+    with pytest.raises(OutsideRoot, match=rf"{ours} has another name, too"):
+        check_below_root(made.paths, made.spec)
 
 
 def _stored(made: MadeSweep, key: str, uri: str) -> SweepSpec:

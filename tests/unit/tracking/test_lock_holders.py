@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +25,15 @@ USERS = [
         marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else"),
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _files_of_all(tmp_path: Path) -> Iterator[None]:
+    """Let other users read the files of the test, as those of a shared sweep."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 def described(user: int, pid: int, path: Path) -> tuple[str, str]:

@@ -223,7 +223,11 @@ def test_links_in_a_run_directory_are_not_followed(tmp_path):
     log = Log()
     log.directory = run
     log.add_file(source, "samples.png")
+    (run / "artifacts" / "linked.txt").hardlink_to(theirs)
+    log.add_file(source, "linked.txt")
+    assert (run / "artifacts" / "linked.txt").read_text() == "hello"
     assert theirs.read_text() == "secret"
+    (run / "artifacts" / "linked.txt").unlink()
     assert [name for _, name in logged_files(run)] == ["samples.png"]
     linked = tmp_path / "linked"
     linked.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -60,3 +61,20 @@ def test_command_that_left_nothing_says_nothing() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["run", "-h"], 0), (["--version"], 0), (["list"], 2)],
+)
+def test_help_is_shown_where_files_cannot_be_kept_private(arguments: list[str], code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sweeps.entry", *arguments],
+        env={**os.environ, "SWEEP_UMASK": "none"},
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+    )
+    assert done.returncode == code, done.stderr
+    assert bool(done.stdout) == (code == 0)
+    assert ("is no umask" in done.stderr) == (code == 2)

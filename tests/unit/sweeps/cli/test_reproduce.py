@@ -263,3 +263,12 @@ def test_wrong_words_are_refused(paths: SweepPaths, words: list[str], said: str)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
     assert _content(paths) == before
+
+
+@pytest.mark.usefixtures("paths")
+def test_directory_of_a_killed_reproduction_is_named_with_its_remedy(tmp_path: Path) -> None:
+    again = tmp_path / "a gain"
+    assert _reproduce("--dir", str(again)).exit_code == 0
+    done = _reproduce("--dir", str(again))  # what a killed one has left looks the same
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"repeat the command after: rm -r '{again}'" in done.stderr.replace("\n", " ")

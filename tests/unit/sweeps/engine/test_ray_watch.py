@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from sweeps.engine import ray_watch
+from sweeps.engine import local_ray, ray_watch
 from sweeps.engine.local_ray import _Node
 from sweeps.engine.ray_watch import Loss, watched
 from tests.integration.commandline import wait_until
@@ -134,3 +134,17 @@ def test_gcs_server_that_closed_its_port_is_a_loss(
     node.address = "127.0.0.1:1"
     assert "gcs_server, " in _cause(node)
     assert "does not answer (Connection refused)" in _cause(node)
+
+
+def test_loss_while_ray_starts_names_what_the_machine_lacks(
+    processes: dict[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ray, "shortages", lambda: ["/tmp is full", "ulimit -n is 64"])
+    node = _Node()
+    node.started("raylet", processes["raylet"])
+    assert node.find_loss() is None
+    processes["raylet"].kill()
+    wait_until(lambda: node.find_loss() is not None)
+    assert _cause(node).endswith("signal 9 (SIGKILL); /tmp is full; ulimit -n is 64")
+    node.address = "127.0.0.1:1"
+    assert _cause(node).endswith("signal 9 (SIGKILL)")

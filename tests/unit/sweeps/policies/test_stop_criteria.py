@@ -15,6 +15,7 @@ from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_
 from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import TrialRecord, TrialSummary
+from sweeps.paths import SweepPaths
 from sweeps.policies.stop_criteria import StopCriterionMet, StopMonitor, active_stop_criterion
 from sweeps.reconciliation.reconcile import (
     MissingParams,
@@ -323,7 +324,9 @@ def test_unfinished_trials_end_with_the_sweep(trial: TrialState, expected: list[
 def test_pruned_run_names_what_pruned_it(reason: str | None, stopped_by: str) -> None:
     early = "{}\nearly_stopping: {scheduler: asha_promote}"
     record = replace(OPEN, state="pruned", reason=reason)
-    assert end_tags(record, _spec(early))["stopped_by"] == stopped_by
+    assert (
+        end_tags(record, _spec(early), SweepPaths(Path("runs"), "x"))["stopped_by"] == stopped_by
+    )
 
 
 def test_inspecting_a_stopped_sweep_shows_the_same_time(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_run_without_later_points_is_kept(sweep: MadeSweep) -> None:
     assert OrphanedRun(FAILED, 2) in reconcile(state)
     # The tags of its end are cleared, and written anew.
     ledger.finish(FAILED, "complete")
-    tags = end_tags(ledger.trial(FAILED), sweep.spec)
+    tags = end_tags(ledger.trial(FAILED), sweep.spec, sweep.paths)
     assert (tags["outcome"], tags["failure.kind"], tags["reason"]) == ("complete", "", "")
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.trials import TrialRecord
+from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep, describe_trial
 from sweeps.recording.tags import BY_THE_USER, SWEEP_RESUMED, end_tags
 from sweeps.spec.spec import SweepSpec, parse_spec
 
 REASON = "asha at epoch 3: val/loss 0.2139, needed <= 0.1144, rank 11 of 12"
+PATHS = SweepPaths(Path("runs").absolute(), "small")
 SPEC = """
 name: small
 task: digits
@@ -49,7 +52,7 @@ def _trial(state: str = "pruned", **more: Any) -> TrialRecord:
 
 
 def _lines(record: TrialRecord, spec: SweepSpec) -> list[str]:
-    return [line.strip() for line in end_tags(record, spec)[DESCRIPTION].split("\n")]
+    return [line.strip() for line in end_tags(record, spec, PATHS)[DESCRIPTION].split("\n")]
 
 
 def test_a_pruned_trial(spec: SweepSpec) -> None:
@@ -101,7 +104,7 @@ def test_a_reason_is_no_markdown(spec: SweepSpec, reason: str, shown: str) -> No
 
 def test_long_texts_are_cut(spec: SweepSpec) -> None:
     params = {f"task.p{number}": "x" * 9_000 for number in range(99)}
-    text = describe_trial(_trial(params=params, reason="y" * 9_000), spec, "pruned")
+    text = describe_trial(_trial(params=params, reason="y" * 9_000), spec, PATHS, "pruned")
     assert "and 69 more" in text
     assert len(text) < 9_000
 
@@ -123,3 +126,8 @@ def test_the_run_of_a_sweep(spec: SweepSpec) -> None:
 
 def test_a_resumed_sweep_has_no_description() -> None:
     assert SWEEP_RESUMED[DESCRIPTION] == ""
+
+
+def test_command_of_another_root_names_it(spec: SweepSpec, tmp_path: Path) -> None:
+    text = describe_trial(_trial(), spec, SweepPaths(tmp_path, "small"), "pruned")
+    assert f"`sweep best small --trial 2 --export DIR --root {tmp_path}`" in text

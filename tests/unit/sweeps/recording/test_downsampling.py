@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.ledger.trials import TrialRecord
+from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
@@ -179,6 +181,6 @@ def test_trial_records_why_it_ended(record: TrialRecord, tags: dict[str, str]) -
             "early_stopping": {"scheduler": "asha"},
         }
     )
-    found = end_tags(record, spec)
+    found = end_tags(record, spec, SweepPaths(Path("runs"), "x"))
     assert DESCRIPTION in found, "see test_descriptions.py"
     assert {key: found[key] for key in found if key != DESCRIPTION} == tags

@@ -124,5 +124,5 @@ def test_final_values_are_compared_as_they_were_at_the_epoch() -> None:
 def test_descriptions_say_which_value_it_is(tmp_path: Path, select: str, word: str) -> None:
     made = MadeSweep(tmp_path, more=f"select: {select}")
     number = made.add("complete", 0.1, 0.4)
-    described = describe_trial(made.view.records[number], made.spec, "complete")
+    described = describe_trial(made.view.records[number], made.spec, made.paths, "complete")
     assert f"{word} val/loss {0.4 if select == 'final' else 0.1}" in described

@@ -152,7 +152,9 @@ def test_verification_expects_the_tags_that_a_run_got(made: MadeSweep) -> None:
     """The driver writes them from the single trial, and `sync --verify` from all trials."""
     together = LedgerReader(made.paths.ledger).records()
     for number, record in enumerate(together):
-        assert end_tags(record, made.spec) == end_tags(made.ledger.trial(number), made.spec)
+        alone = made.ledger.trial(number)
+        tags = end_tags(alone, made.spec, made.paths)
+        assert end_tags(record, made.spec, made.paths) == tags
 
 
 def test_later_sweep_learns_the_value_over_seeds(made: MadeSweep) -> None:

@@ -140,7 +140,9 @@ def test_checkpoint_is_that_of_the_value(sweep: MadeSweep, select: str) -> None:
     for number, steps in {"checkpoint": {0: 10, 1: 20}, "final": {0: 20, 1: 20}}[select].items():
         record = sweep.view.records[number]
         assert record.best_step == steps
-        assert end_tags(sweep.ledger.trial(number), sweep.spec)["best_step"] == str(steps)
+        assert end_tags(sweep.ledger.trial(number), sweep.spec, sweep.paths)["best_step"] == str(
+            steps
+        )
     if select == "checkpoint":
         return  # these checkpoints all have one value
     found = best_generation(sweep.paths, sweep.spec, sweep.view.records[0])
