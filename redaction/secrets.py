@@ -94,7 +94,8 @@ _BETWEEN = rf"""
         [ \t]{{0,99}}+{_COLOUR}(?:[\"'][ \t]?,[ \t]?|%(?:25)*+2[27])?
         # a value alone on the next line, which is no name with a value of its own
         (?:\r?\n(?:[ \t]{{1,99}}+|(?=[\"']))
-            (?![\"']?[\w.-]{{1,60}}+(?:[\"'][ \t]?:|:\s|[ \t]?=[ \t\w])) (?=[\"']|\S++[ \t]{{0,9}}+(?:\r?\n|\Z)))?+
+            (?![\"']?[\w.-]{{1,60}}+(?:[\"'][ \t]?:|:\s|[ \t]?=[ \t\w]))
+            (?=[\"']|\S++[ \t]{{0,9}}+(?:\r?\n|\Z)))?+
     | (?:\\*+[\"'])?[ \t]{{0,9}}+,?[ \t]{{0,9}}+(?:\\*+[\"'])?value(?:\\*+[\"'])?
         [ \t]{{0,9}}+[=:][ \t]{{0,9}}+    # "name": "password", "value": "X"
     | \\*+[\"'][ \t]?,[ \t]?(?=\\*+[rbuf]{{0,2}}[\"']) )    # a pair: "password", "X"
@@ -137,11 +138,9 @@ _LOGIN_COMMAND = re.compile(
 )
 _APART = r"(?:[ \t]{1,9}+|['\"][ \t]?,[ \t]?['\"])"
 _WHOLE_VALUE = r"(?:'[^'\n]*+'|\"[^\"\n]*+\"|[^\s'\",]++)"
-_WHOLE_PASSWORD = r"(?:'[^'\n]*+'|\"[^\"\n]*+\"|[^\s'\",)]++)"
 _LOGIN_OPTIONS = {
-    **dict.fromkeys(
-        ("mysql", "mariadb", "7z"), f"-p{_NO_OPTION}"
-    ),  # a word after a blank is something else
+    # a word after a blank is something else
+    **dict.fromkeys(("mysql", "mariadb", "7z"), f"-p{_NO_OPTION}"),
     **dict.fromkeys(("sshpass", "docker", "podman"), f"-p{_APART}?"),
     **dict.fromkeys(("sqlcmd", "zip", "unzip"), f"-P{_APART}?"),
     "redis": f"-a{_APART}?",
@@ -152,15 +151,15 @@ _LOGIN_OPTIONS = {
 """By the first word of a command, what stands before a password on its command line."""
 
 _FORMS = (
-    r"(?m:^)(?:PASS|AUTH(?:[ \t]\w{1,40})?)[ \t]{1,9}(?=[^\s\d]{0,99}\d)(?!(?i:test)|[^\s/:]{0,99}[/:])"
-    r"(?=\S{6,200}[ \t]{0,9}\r?$)",  # FTP (RFC 959), Redis
+    r"^(?:PASS|AUTH(?:[ \t]\w{1,40})?)[ \t]{1,9}(?=[^\s\d]{0,99}\d)"
+    r"(?!(?i:test)|[^\s/:]{0,99}[/:])(?=\S{6,200}[ \t]{0,9}\r?$)",  # FTP (RFC 959), Redis
     r"(?i:\b(?:requirepass|masterauth)[ \t]{1,9})",  # redis.conf
     r"(?i:\bidentified[ \t]{1,9}by[ \t]{1,9}(?:password[ \t]{1,9})?(?=['\"]))",  # MySQL, Oracle
-    r"HTTP(?:Basic|Digest|Proxy)Auth\([^,\n]{1,99},[ \t]{0,9}",  # requests
+    r"HTTP(?:Basic|Digest|Proxy)Auth\([^,\n]{1,99},[ \t]{0,9}(?=['\"])",  # requests
     r"(?<![^\s'\"])-{1,2}pass(?:in|out)?[ \t=]{1,9}pass:",  # openssl-passphrase-options
 )
 """What stands before passwords in protocols and programs without a word that means a secret."""
-_IN_FORM = re.compile(rf"(?m:(?P<before>{'|'.join(_FORMS)})){_WHOLE_PASSWORD}")
+_IN_FORM = re.compile(rf"(?m:(?P<before>{'|'.join(_FORMS)})){_WHOLE_VALUE}")
 
 _BEARER = re.compile(
     r"(?<!\w)(?P<name>bearer)(?=[ \t:=])(?P<between>(?:[ \t:=]{1,9}(?:bearer|tokens?)(?!\w))*+"
@@ -262,12 +261,13 @@ def redact(text: str) -> str:
     if "-" in text:
         text = _LOGIN_COMMAND.sub(_without_password, text)
         text = _ATTACHED.sub(_without_mixed, text)
-    text = _IN_FORM.sub(rf"\g<before>{HIDDEN}", text)
+    if any(word in lowered for word in ("pass ", "pass:", "auth", "identified")):
+        text = _IN_FORM.sub(rf"\g<before>{HIDDEN}", text)
     if "bearer" in lowered:
         text = _without_values(text, _lower(text), _BEARER)
     if "basic" in lowered:
         text = _BASIC.sub(_without_login, text)
-    if "@" in text or "40" in text:
+    if "@" in text or "%40" in text or "2540" in text:
         text = _WRITTEN_ADDRESS.sub(rf"\g<start>{HIDDEN}\g<end>", text)
     return _ADDRESS.sub(_without_userinfo, text) if "://" in text else text
 
