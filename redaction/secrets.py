@@ -33,7 +33,7 @@ _NAME = (
     r"|key(?:(?<=[\w?&-]key)|(?<=(?:api|ess|ret|ate).key))(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
     r"(?<!whiskey)(?<!hotkey)"
     # nor keys by which something is sorted, found or drawn
-    r"(?<!rng[ _.-]key)(?<!(?:sort|loss|prng)[ _.-]key)(?<!metric[ _.-]key)"
+    r"(?<!rng[ _.-]key)(?<!(?:sort|loss|prng)[ _.-]key)(?<!metric[ _.-]key)(?<!missing.key)"
     # not a pass over data or a filter's pass, and not the end of a common word; the word `pass`
     # alone only where a value is assigned to it
     r"|pass(?:(?<=[\w-]pass)|(?=[ \t]?=|\\?['\"]))(?<!bypass)(?<!compass)(?<!trespass)(?<!surpass)"
@@ -119,7 +119,7 @@ _REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
 _SPOKEN = re.compile(  # the password is X
     r"(?i:(?<![\w-])(?P<name>passw(?:or)?d|passcode|passphrase|pwd|api[ _-]?key|secret|token))"
     r"(?P<between>(?:[ \t]{1,9}+(?:for|of)[ \t]{1,9}+(?:user[ \t]{1,9}+)?+[^\s'\"]{1,60}+)?+"
-    r"(?:[ \t]{1,9}+(?:is|was))?+(?:[ \t]{0,9}+[|→][ \t]{0,9}+|[ \t]{1,9}+)['\"]?+)"
+    r"(?:[ \t]{1,9}+(?:is|was))?+(?:[ \t]{0,9}+[|│┃→][ \t]{0,9}+|[ \t]{1,9}+)['\"]?+)"
     r"(?P<value>[^\s'\",;]{4,}+)"
 )
 _NO_OPTION = (  # `-pretrained`: the beginnings of options of one hyphen
@@ -151,10 +151,11 @@ _LOGIN_OPTIONS = {
 """By the first word of a command, what stands before a password on its command line."""
 
 _FORMS = (
-    r"^(?:PASS|AUTH(?:[ \t]\w{1,40})?)[ \t]{1,9}(?=[^\s\d]{0,99}\d)"
+    r"^(?:[<>*][ \t]?)?(?:PASS|AUTH(?:[ \t]\w{1,40})?)[ \t]{1,9}(?=[^\s\d]{0,99}\d)"
     r"(?!(?i:test)|[^\s/:]{0,99}[/:])(?=\S{6,200}[ \t]{0,9}\r?$)",  # FTP (RFC 959), Redis
     r"(?i:\b(?:requirepass|masterauth)[ \t]{1,9})",  # redis.conf
-    r"(?i:\bidentified[ \t]{1,9}by[ \t]{1,9}(?:password[ \t]{1,9})?(?=['\"]))",  # MySQL, Oracle
+    r"(?i:\bidentified[ \t]{1,9}(?:with[ \t]{1,9}[^\s;]{1,60}[ \t]{1,9})?"
+    r"by[ \t]{1,9}(?:password[ \t]{1,9})?(?=['\"]))",  # MySQL, Oracle
     r"HTTP(?:Basic|Digest|Proxy)Auth\([^,\n]{1,99},[ \t]{0,9}(?=['\"])",  # requests
     r"(?<![^\s'\"])-{1,2}pass(?:in|out)?[ \t=]{1,9}pass:",  # openssl-passphrase-options
 )
@@ -212,7 +213,10 @@ _WRITTEN_ADDRESS = re.compile(  # in JSON, in a query (RFC 3986), and without it
 _PASSWORD = re.compile(r"://[^\s/?#:@]*+:(\S+)@")
 
 
-_SAME = str.maketrans("\u0130\xa0\u202f\u3000\u200b\uff1a\uff1d", "i    :=")
+_SAME = str.maketrans(
+    dict.fromkeys("\xa0\u202f\u3000\ufeff" + "".join(map(chr, range(0x2000, 0x200E))), " ")
+    | {"\u0130": "i", "\uff1a": ":", "\uff1d": "="}
+)
 """The only letter that `lower` turns into two characters; blanks, colons and equals signs."""
 
 

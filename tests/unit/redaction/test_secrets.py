@@ -206,7 +206,9 @@ _S = "Zx9kQ7vLw2Tn4"
         # separators
         f"| password | {_S} |", f"password|{_S}", f"password\xa0=\xa0{_S}", f"password\uff1a{_S}",
         f"password → {_S}", f"PASSWORD\u200b={_S}",
+        f"password\u2003:\u2003{_S}", f"│ password │ {_S} │",
         # words
+        f"> AUTH {_S}", f"IDENTIFIED WITH a BY '{_S}'",
         f"PASS {_S}", f"USER a\r\nPASS {_S}\r\n", f"AUTH {_S}", f"AUTH ada {_S}",
         f"requirepass {_S}", "requirepass Zx9letters", f"IDENTIFIED BY '{_S}'",
         f"identified by password '{_S}'", f"password of admin: {_S}", f"password of admin is {_S}",
@@ -242,7 +244,8 @@ def test_no_form_in_which_secrets_are_written_shows_them(text: str, form: str) -
         "loss_key: val/loss", "sort_key='loss'", "rng_key=[0 42]", "a_key: (3, 4)",
         "key-pass: val/loss",
         "p_sig=0.05", "cookies=3", "?code=5", "second-pass: train accuracy 0.7", "all_pass: yes",
-        "bearer of news", "pw=3", "token:\n  raise ValueError(a)", "token:\nnext: 1",
+        "bearer of news", "missing_key:\n  layer1.weight", "pw=3", "token:\n  raise ValueError(a)",
+        "token:\nnext: 1",
         "a_token:\n  lr: 0.1",
         "PASS test_one_2", "PASS src/a1.test.js", "PASS: 12", "AUTH LOGIN", "identified by its id",
         "a // b:c and d@e", "to=https%3A%2F%2Fhost%2Fp%40th", "https:\\/\\/host\\/p@th",
