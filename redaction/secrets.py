@@ -24,35 +24,44 @@ would match parts of words."""
 # A secret's name ends with one of these words. The patterns and the searched text are in lower
 # case. Each alternative begins with a plain letter, which makes the search fast.
 _NAME = (
-    r"(?P<name>passw(?:or)?ds?|passcodes?|passphrases?|pwd|secret(?!ar)[\w-]{0,40}+|credentials?"
+    r"(?P<name>passw(?:or)?ds?|jwt(?<![^\W_]jwt)|pw(?:(?<![^\W_]pw)|(?<=(?:bind|root)pw))"
+    r"|(?:jsession|phpsess|session)id|passcodes?|passphrases?|pwd|secret(?!ar)[\w-]{0,40}+|credentials?"
     r"|authorization|(?<![^\W_])auth|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
     r"|webhooks?(?:[_-]?(?:ur[il]|address))?+"
     r"|sig(?<=[_?&-]sig)|signature(?<=[?&]signature)|code(?<=[?&]code)"
     # not the word `key` alone, and not the end of a common word
     r"|key(?:(?<=[\w?&-]key)|(?<=(?:api|ess|ret|ate).key))(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
     r"(?<!whiskey)(?<!hotkey)"
+    # nor keys by which something is sorted, found or drawn
+    r"(?<!rng[ _.-]key)(?<!(?:sort|loss|prng)[ _.-]key)(?<!metric[ _.-]key)(?<!missing.key)"
     # not a pass over data or a filter's pass, and not the end of a common word; the word `pass`
     # alone only where a value is assigned to it
     r"|pass(?:(?<=[\w-]pass)|(?=[ \t]?=|\\?['\"]))(?<!bypass)(?<!compass)(?<!trespass)(?<!surpass)"
     r"(?<!overpass)(?<!underpass)(?<!ward.pass)(?<!low.pass)(?<!lowpass)(?<!high.pass)"
-    r"(?<!highpass)(?<!band.pass)(?<!bandpass))"
+    r"(?<!highpass)(?<!band.pass)(?<!bandpass)"
+    r"(?<!(?:all|one|two).pass)(?<!(?:first|third|multi).pass)(?<!second.pass))"
 )
 _WORDY = ("authorization", "cookie", "passphrase")
 """Names whose values have several words: the rest of the line is hidden."""
-_AMBIGUOUS = ("token", "key", "pass", "webhook", "auth")
-"""Machine learning and specs use these words, too: a number, null, a truth value, `${NAME}` or the
-name of a kind of login after them is shown."""
+_AMBIGUOUS = ("token", "key", "pass", "pw", "webhook", "auth", "sig", "code", "cookie", "cookies")
+"""Machine learning and specs use these words, too: numbers, shapes, null, a truth value, a special
+token such as `<pad>`, a metric's name, `${NAME}` or the name of a kind of login after them is
+shown."""
+_NUMBER = r"[-+]?(?:\d{1,5}+(?:\.\d{0,20}+)?|\.\d{1,20}+|nan|inf)(?:e[-+]?\d{1,3})?"
 _NOT_SECRET = re.compile(
-    r"[\"']?(?:[-+]?(?:\d{1,5}|\d{0,5}\.\d+(?:e[-+]?\d+)?|nan|inf)(?:[mun]?s|%|[kmg]i?b?)?"
-    r"|none|null|true|false|basic|bearer|digest|oauth2?|ntlm|kerberos|\$?\$\{\w{1,200}\})[\"']?[.,;:]?"
+    rf"[\"']?(?:{_NUMBER}(?:±{_NUMBER})?(?:[mun]?s|%|[kmg]i?b?)?"
+    rf"|(?:(?:torch\.size|tensor|array)\()?[\[(]{{1,3}}\s*+{_NUMBER}(?:[,\s]++{_NUMBER})*+[,\s]*+[\])]{{1,4}}"
+    r"|<[/|]{0,2}[a-z_]{1,20}+\d{0,3}\|?/?>|\[(?:unk|pad|cls|sep|mask|bos|eos)\]|[▁ġ][a-z]{0,20}"
+    r"|(?:train|val|valid|test|eval)/[a-z_]{1,20}"
+    r"|none|null|true|false|yes|no|basic|bearer|digest|oauth2?|ntlm|kerberos|\$?\$\{\w{1,200}\})[\"']?[.,;:]?"
 )
 _CLOSED = ("'", '"', "[", "{", "(")
 """The first characters of values that have a closing character."""
 _DIRECTORIES = {"PWD", "OLDPWD"}
 """Variables of a shell that are no passwords."""
 
-# No pattern crosses a line break, and quantifiers are possessive: an unclosed value ends with the
-# line.
+# Quantifiers are possessive. An unclosed value ends with the line; a value crosses line breaks
+# only where a bracket ends a line, and in the blocks and lists of YAML.
 _BRACKETS = r"\[[^\]\n]*+\]?+ | \{[^}\n]*+\}?+ | \([^)\n]*+\)?+"
 _QUOTED = r"""
     [rbuf]{0,2}(?:
@@ -69,12 +78,24 @@ _ONE = (
     rf"(?: {_PLAIN} | {_INSIDE} | {_BRACKETS})*+"
 )
 _SCHEME = r"(?:(?:bearer|basic|token)[ \t]{1,9}+)?+"
-_VALUE = rf"{_SCHEME}{_ONE}(?:[ \t]{{0,9}}=[ \t]{{0,9}}{_ONE})*+"  # `password: str = "X"`
+_BELOW = r"""
+    [\[({][ \t]{0,9}+\r?\n[^\])}]{0,2000}+[\])}]?+
+    | (?:[|>][-+\d]{0,2}+[ \t]{0,9}+\r?\n(?P<margin>[ \t]{1,99}+)
+        | \r?\n(?P<item>[ \t]{0,99}+-[ \t]{1,9}+))[^\n]++
+        (?:\n(?:(?(margin)(?P=margin)|(?P=item)))[^\n]*+)*+
+"""
+_VALUE = (
+    rf"(?:{_BELOW}|{_SCHEME}{_ONE}(?:[ \t]{{0,9}}=[ \t]{{0,9}}{_ONE})*+)"  # `password: str = "X"`
+)
 _COLOUR = r"(?:\x1b\[[\d;]{0,20}+m)*+"
 _BETWEEN = rf"""
     (?: {_COLOUR}(?:\\*+[\"'`]|%(?:25)*+2[27])?\]?{_COLOUR}[ \t]{{0,99}}+
         (?:=>|->|:=|==?|:|>|%(?:25)*+3[ad])
         [ \t]{{0,99}}+{_COLOUR}(?:[\"'][ \t]?,[ \t]?|%(?:25)*+2[27])?
+        # a value alone on the next line, which is no name with a value of its own
+        (?:\r?\n(?:[ \t]{{1,99}}+|(?=[\"']))
+            (?![\"']?[\w.-]{{1,60}}+(?:[\"'][ \t]?:|:\s|[ \t]?=[ \t\w]))
+            (?=[\"']|\S++[ \t]{{0,9}}+(?:\r?\n|\Z)))?+
     | (?:\\*+[\"'])?[ \t]{{0,9}}+,?[ \t]{{0,9}}+(?:\\*+[\"'])?value(?:\\*+[\"'])?
         [ \t]{{0,9}}+[=:][ \t]{{0,9}}+    # "name": "password", "value": "X"
     | \\*+[\"'][ \t]?,[ \t]?(?=\\*+[rbuf]{{0,2}}[\"']) )    # a pair: "password", "X"
@@ -87,7 +108,7 @@ _OPTION = re.compile(
 )
 _WORDS = (
     "pass", "pwd", "secret", "credential", "auth", "cookie", "signature", "token", "key",
-    "pat", "sig", "code", "webhook",
+    "pat", "sig", "code", "webhook", "pw", "jwt", "sessionid", "phpsessid",
 )  # fmt: skip
 """Each name contains one of these. A text without them, or without a separator between a name and
 a value, needs no further search."""
@@ -97,54 +118,106 @@ _REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
 
 _SPOKEN = re.compile(  # the password is X
     r"(?i:(?<![\w-])(?P<name>passw(?:or)?d|passcode|passphrase|pwd|api[ _-]?key|secret|token))"
-    r"(?P<between>(?:[ \t]{1,9}+for[ \t]{1,9}+[^\s'\"]{1,60}+)?+(?:[ \t]{1,9}+(?:is|was))?+"
-    r"[ \t]{1,9}+['\"]?+)(?P<value>[^\s'\",;]{4,}+)"
+    r"(?P<between>(?:[ \t]{1,9}+(?:for|of)[ \t]{1,9}+(?:user[ \t]{1,9}+)?+[^\s'\"]{1,60}+)?+"
+    r"(?:[ \t]{1,9}+(?:is|was))?+(?:[ \t]{0,9}+[|│┃→][ \t]{0,9}+|[ \t]{1,9}+)['\"]?+)"
+    r"(?P<value>[^\s'\",;]{4,}+)"
+)
+_NO_OPTION = (  # `-pretrained`: the beginnings of options of one hyphen
+    r"(?!(?i:re(?:train|cis|dict|fetch|fix|set|tty|proc|view)|r(?:un[ei]|int|of|ogr|oj|ob|oxy)|in_?mem|ar(?:am|allel)"
+    r"|at(?:h|ien|ch|tern)|olicy|ool|lot|eriod|ort))"
 )
 _ATTACHED = re.compile(
-    r"(?<![^\s'\"])(?P<name>-p)(?P<between>)(?P<value>[^\s'\"=/:,;-][^\s'\"=/:,;]{3,}+)"
+    rf"(?<![^\s'\"])(?P<name>-p)(?P<between>){_NO_OPTION}"
+    r"(?P<value>[^\s'\"=/:,;-][^\s'\"=/:,;]{3,}+)"
     r"(?![=/:])"
 )
 _LOGIN_COMMAND = re.compile(
     r"(?<![\w-])(?P<command>mysql|mariadb|7z|sshpass|docker[ \t]{1,9}+login|podman[ \t]{1,9}+login"
-    r"|redis-cli|ldap|sqlcmd|zip|unzip|curl)(?P<rest>[\w-]{0,20}+[ \t'\"][^\n]{0,500}+)"
+    r"|redis-cli|ldap|sqlcmd|zip|unzip|curl|smbclient|rpcclient)"
+    r"(?P<rest>[\w-]{0,20}+[ \t'\"][^\n]{0,500}+)"
 )
 _APART = r"(?:[ \t]{1,9}+|['\"][ \t]?,[ \t]?['\"])"
 _WHOLE_VALUE = r"(?:'[^'\n]*+'|\"[^\"\n]*+\"|[^\s'\",]++)"
 _LOGIN_OPTIONS = {
-    **dict.fromkeys(("mysql", "mariadb", "7z"), "-p"),  # a word after a blank is something else
+    # a word after a blank is something else
+    **dict.fromkeys(("mysql", "mariadb", "7z"), f"-p{_NO_OPTION}"),
     **dict.fromkeys(("sshpass", "docker", "podman"), f"-p{_APART}?"),
     **dict.fromkeys(("sqlcmd", "zip", "unzip"), f"-P{_APART}?"),
     "redis": f"-a{_APART}?",
     "ldap": f"-w{_APART}?",
+    **dict.fromkeys(("smbclient", "rpcclient"), rf"-U{_APART}?['\"]?[^\s%'\"]{{0,60}}%"),
     "curl": rf"(?:-u{_APART}?|--user(?:{_APART}|=))['\"]?[^\s:'\"]{{0,60}}:",
 }
 """By the first word of a command, what stands before a password on its command line."""
 
+_FORMS = (
+    r"^(?:[<>*][ \t]?)?(?:PASS|AUTH(?:[ \t]\w{1,40})?)[ \t]{1,9}(?=[^\s\d]{0,99}\d)"
+    r"(?!(?i:test)|[^\s/:]{0,99}[/:])(?=\S{6,200}[ \t]{0,9}\r?$)",  # FTP (RFC 959), Redis
+    r"(?i:\b(?:requirepass|masterauth)[ \t]{1,9})",  # redis.conf
+    r"(?i:\bidentified[ \t]{1,9}(?:with[ \t]{1,9}[^\s;]{1,60}[ \t]{1,9})?"
+    r"by[ \t]{1,9}(?:password[ \t]{1,9})?(?=['\"]))",  # MySQL, Oracle
+    r"HTTP(?:Basic|Digest|Proxy)Auth\([^,\n]{1,99},[ \t]{0,9}(?=['\"])",  # requests
+    r"(?<![^\s'\"])-{1,2}pass(?:in|out)?[ \t=]{1,9}pass:",  # openssl-passphrase-options
+)
+"""What stands before passwords in protocols and programs without a word that means a secret."""
+_IN_FORM = re.compile(rf"(?m:(?P<before>{'|'.join(_FORMS)})){_WHOLE_VALUE}")
+
 _BEARER = re.compile(
     r"(?<!\w)(?P<name>bearer)(?=[ \t:=])(?P<between>(?:[ \t:=]{1,9}(?:bearer|tokens?)(?!\w))*+"
-    r"[ \t:=]{0,9}+)(?P<value>[^\s\"',;]*+)"
+    r"[ \t:=]{0,9}+)(?!(?:of|and|or|is|was|in|to|for)[ \t])(?P<value>[^\s\"',;]*+)"
 )
 _BASIC = re.compile(r"(?i:\b(basic[ \t]{1,9}))([A-Za-z0-9+/]{4,}+={0,2})")
 _PRIVATE_KEY = re.compile(  # the only secret of several lines; without its end, up to the text's
-    r"(?s:(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))"
+    r"(?s:(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----).*?"
+    r"(-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z))"
 )
-_TOKEN_STARTS = (
-    "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "sk-",
-    "AKIA", "eyJ", "hooks.slack.com/", "/api/webhooks/",
-)  # fmt: skip
-"""Prefixes of tokens of known forms. Only a text with one of them is searched for these forms."""
-_KNOWN_TOKEN = re.compile(  # Hugging Face, GitHub, GitLab, Slack, OpenAI and similar, AWS, JWT,
-    # and webhooks of Slack and Discord
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}+|gh[pousr]_[A-Za-z0-9]{36,}+|github_pat_\w{50,}+"
-    r"|glpat-[\w-]{20,}+|xox[abeprs]-[A-Za-z0-9-]{20,}+"
-    r"|sk-(?:(?:proj|ant|or)-[A-Za-z0-9]{0,9}-?)?[A-Za-z0-9_]{32,}+|AKIA[0-9A-Z]{16}(?!\w)"
-    r"|eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}+"
-    r"|hooks\.slack\.com/[\w/-]{10,}+|discord(?:app)?\.com/api/webhooks/[\w/-]{10,}+)"
+_TOKENS = {
+    "hf_": r"[A-Za-z0-9]{30,}+",  # Hugging Face
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{36,}+"),  # GitHub
+    "github_pat_": r"\w{50,}+",
+    **dict.fromkeys(("glpat-", "gldt-", "glrt-"), r"[\w-]{20,}+"),  # GitLab
+    "xox": r"[abeprs]-[A-Za-z0-9-]{20,}+",  # Slack
+    "xapp-": r"[A-Za-z0-9-]{20,}+",
+    "hooks.slack.com/": r"[\w/-]{10,}+",
+    "sk-": r"(?:(?:proj|ant|or)-[A-Za-z0-9]{0,9}-?)?[A-Za-z0-9_]{32,}+",  # OpenAI and similar
+    **dict.fromkeys(("AKIA", "ASIA"), r"[0-9A-Z]{16}(?!\w)"),  # AWS
+    "AIza": r"[\w-]{35,}+",  # Google
+    "ya29.": r"[\w-]{20,}+",
+    **dict.fromkeys(
+        ("sk_live_", "rk_live_", "sk_test_", "rk_test_"), r"[A-Za-z0-9]{16,}+"
+    ),  # Stripe
+    "npm_": r"[A-Za-z0-9]{36,}+",
+    "pypi-": r"[\w-]{50,}+",
+    "SG.": r"[\w-]{16,32}\.[\w-]{16,}+",  # SendGrid
+    "dckr_pat_": r"[\w-]{20,}+",  # Docker Hub
+    "dop_v1_": r"[a-f0-9]{64}",  # DigitalOcean
+    "AGE-SECRET-KEY-1": r"[0-9A-Z]{50,}+",  # age
+    "eyJ": r"[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}+",  # JSON web tokens (RFC 7519)
+    **dict.fromkeys(
+        ("discord.com/api/webhooks/", "discordapp.com/api/webhooks/"), r"[\w/-]{10,}+"
+    ),
+}
+"""By the documented prefix of a kind of token, what follows it. Only a text with one of the
+prefixes is searched."""
+_KNOWN_TOKEN = re.compile(
+    rf"(?<![\w-])(?:{'|'.join(re.escape(start) + rest for start, rest in _TOKENS.items())})"
 )
 _ADDRESS = re.compile(r"://(?:(?P<before>\S*)@|\S+)")
 _LOGIN = re.compile(r"(?:\A|://)(?=[^/?#:]*+:(?!//))")
 _USER = re.compile(r"(?P<start>\A|://)[^/?#:@]*+(?=@|\Z)")
+_WRITTEN_ADDRESS = re.compile(  # in JSON, in a query (RFC 3986), and without its scheme
+    r"(?i:(?P<start>:(?:\\{1,4}/){2}|%(?:25){0,3}3a(?:%(?:25){0,3}2f){2}"
+    r"|(?<![\w:/.])//(?=[^\s/?#@:]{0,100}:))"
+    r"(?:(?!%(?:25){0,3}(?:2f|3f|23|40))[^\s/?#@\"'\\&]){1,300}+(?P<end>@|%(?:25){0,3}40))"
+)
 _PASSWORD = re.compile(r"://[^\s/?#:@]*+:(\S+)@")
+
+
+_SAME = str.maketrans(
+    dict.fromkeys("\xa0\u202f\u3000\ufeff" + "".join(map(chr, range(0x2000, 0x200E))), " ")
+    | {"\u0130": "i", "\uff1a": ":", "\uff1d": "="}
+)
+"""The only letter that `lower` turns into two characters; blanks, colons and equals signs."""
 
 
 def is_secret(name: str, value: object = "?") -> bool:
@@ -172,16 +245,16 @@ def redact(text: str) -> str:
       and Python write them
     - values after such a name (`API_KEY=X`, `"password": "X"`, `--token X`, `?sig=X`)
     - what follows `Bearer` and `Basic`; private keys; the userinfo of URLs
-    - tokens in the forms of Hugging Face, GitHub, GitLab, Slack, OpenAI and AWS; JSON web tokens
-    - webhooks of Slack and Discord
+    - what follows words of protocols and programs (`IDENTIFIED BY`, `requirepass`, `mysql -p`)
+    - tokens, JSON web tokens and webhooks with a documented prefix (`hf_`, `ghp_`, `AKIA`, ...)
 
     A secret that appears in none of these forms is not found.
     """
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)
-    if "PRIVATE KEY-----" in text:
+    if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\2", text)
-    if any(start in text for start in _TOKEN_STARTS):
+    if any(start in text for start in _TOKENS):
         text = _KNOWN_TOKEN.sub(HIDDEN, text)
     lowered = _lower(text)
     if _FIRST_LOOK.search(lowered) and any(word in lowered for word in _WORDS):
@@ -192,10 +265,14 @@ def redact(text: str) -> str:
     if "-" in text:
         text = _LOGIN_COMMAND.sub(_without_password, text)
         text = _ATTACHED.sub(_without_mixed, text)
+    if any(word in lowered for word in ("pass ", "pass:", "auth", "identified")):
+        text = _IN_FORM.sub(rf"\g<before>{HIDDEN}", text)
     if "bearer" in lowered:
         text = _without_values(text, _lower(text), _BEARER)
     if "basic" in lowered:
         text = _BASIC.sub(_without_login, text)
+    if "@" in text or "%40" in text or "2540" in text:
+        text = _WRITTEN_ADDRESS.sub(rf"\g<start>{HIDDEN}\g<end>", text)
     return _ADDRESS.sub(_without_userinfo, text) if "://" in text else text
 
 
@@ -215,8 +292,7 @@ def redact_clipped(text: str, limit: int) -> str:
 
 
 def _lower(text: str) -> str:
-    # The only letter that lower() turns into two characters.
-    return text.replace("\u0130", "i").lower()
+    return (text if text.isascii() else text.translate(_SAME)).lower()
 
 
 def _is_plain(name: str, value: str) -> bool:

@@ -190,6 +190,75 @@ def test_secrets_are_hidden_and_the_rest_is_kept(text: str, shown: str) -> None:
     assert redact(shown) == shown
 
 
+_S = "Zx9kQ7vLw2Tn4"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # on the next lines: JSON, YAML, Python
+        f'"password":\n  "{_S}"', f"password: |\n  a\n  {_S}\nn: 1", f"password: >-\r\n  {_S}",
+        f"password:\n  {_S}", f"api_key:\n- {_S}\n- {_S}", f"password=[\n'a',\n'{_S}'\n]",
+        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n{_S}\n-----END PGP PRIVATE KEY BLOCK-----",
+        # addresses
+        f"https:\\/\\/u:{_S}@h", f"https%3A%2F%2Fu%3A{_S}%40h", f"https%253A%252F%252F{_S}%2540h",
+        f"//u:{_S}@host/x", f"'//u:{_S}@host'",
+        # separators
+        f"| password | {_S} |", f"password|{_S}", f"password\xa0=\xa0{_S}", f"password\uff1a{_S}",
+        f"password → {_S}", f"PASSWORD\u200b={_S}",
+        f"password\u2003:\u2003{_S}", f"│ password │ {_S} │",
+        # words
+        f"> AUTH {_S}", f"IDENTIFIED WITH a BY '{_S}'",
+        f"PASS {_S}", f"USER a\r\nPASS {_S}\r\n", f"AUTH {_S}", f"AUTH ada {_S}",
+        f"requirepass {_S}", "requirepass Zx9letters", f"IDENTIFIED BY '{_S}'",
+        f"identified by password '{_S}'", f"password of admin: {_S}", f"password of admin is {_S}",
+        f"password for user admin is {_S}", f"HTTPBasicAuth('u', '{_S}')", f"JSESSIONID={_S}",
+        f"jwt={_S}", f"pw={_S}", f"bind_pw: {_S}", f"plink -pw {_S} h", f"--pw {_S}",
+        # command lines
+        f"smbclient //h/s -U u%{_S}", f"smbclient -U 'u%{_S}' //h/s",
+        f"openssl rsa -passin pass:{_S}",
+        f"openssl req -passout pass:{_S}", f"mysql -p{_S}",
+        # documented prefixes
+        "ASIAZX9IOSFODNN7EXAM", f"AIza{_S}{_S}aaaaaaaaa",
+        f"sk_live_{_S}{_S}", f"rk_test_{_S}{_S}", f"npm_{_S * 3}", f"pypi-AgE{_S * 4}",
+        f"SG.{_S}aaaaaaaaa.{_S * 3}", f"xapp-1-A0-{_S * 2}", f"dckr_pat_{_S * 2}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["{}", "first line\n{}\nlast line\n"])
+def test_no_form_in_which_secrets_are_written_shows_them(text: str, form: str) -> None:
+    shown = redact(form.format(text))
+    assert HIDDEN in shown
+    assert "zx9" not in shown.lower()
+    assert redact(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mode -pretrained2", "train.py -pruning0.5", "-pinMemory", "mysql -pretty",
+        "-prefetch4 -ppath/a1",
+        "pad_token=<pad>", "eos_token: </s>", "bos_token='<s>'", "unk_token=[UNK]",
+        "t_token: <|im_end|>",
+        "token: torch.Size([2])", "n_token=1e6", "loss_per_token=2.5±0.1",
+        "cls_token: tensor([0.1, -2e-3])",
+        "loss_key: val/loss", "sort_key='loss'", "rng_key=[0 42]", "a_key: (3, 4)",
+        "key-pass: val/loss",
+        "p_sig=0.05", "cookies=3", "?code=5", "second-pass: train accuracy 0.7", "all_pass: yes",
+        "bearer of news", "missing_key:\n  layer1.weight", "pw=3", "token:\n  raise ValueError(a)",
+        "token:\nnext: 1",
+        "a_token:\n  lr: 0.1",
+        "PASS test_one_2", "PASS src/a1.test.js", "PASS: 12", "AUTH LOGIN", "identified by its id",
+        "a // b:c and d@e", "to=https%3A%2F%2Fhost%2Fp%40th", "https:\\/\\/host\\/p@th",
+        "| token | loss | 0.31 |",
+        "password of the user", "npm_config_cache", "pypi-server", "SG.x", "AIzawa",
+        "sk_live_demo",
+        "smbclient -U ada //h/s", "passin pass:1", "jwt decoding", "mpw=3",
+    ],
+)  # fmt: skip
+def test_no_harmless_form_is_hidden(text: str) -> None:
+    assert redact(f"first line\n{text}\nlast line") == f"first line\n{text}\nlast line"
+
+
 VALUES = st.text("abcXYZ019_-+/.~%!?#@$^*|", min_size=6, max_size=30).map(lambda it: f"q{it}")
 ANYTHING = st.text(max_size=20) | st.sampled_from(["(", "{'a': 1, '", "?", "f(", "x=1&", "@", '"'])
 FORMS = st.sampled_from(
@@ -279,6 +348,11 @@ PATTERNS = (
     "password" + " " * 50, "password\\", "authorization:'", "password=[x](", "key='",
     "-p", "mysql ", "mysql -p", "password a1 ", "password for ", "token is ", "curl -u ",
     "'auth':", "sshpass -p ", "-pa!", "docker login ",
+    "password:\n  ", "password: |\n a\n", "api_key:\n- a\n", "password=[\n", "token:\n'", "//a:",
+    ":\\/\\/a",
+    "%3a%2f%2fa", "PASS a1\n", "AUTH a ", "HTTPBasicAuth(a", "identified by ", "| password |",
+    "password of ",
+    "token=[1,", "key=[1 ", "smbclient -U a", "-passin pass:", "SG.a", "\xa0", "npm_", "pypi-a",
     "hf_", "ghp_a", "sk-", "sk-proj-", "eyJ", "eyJ" + "a" * 10 + ".", "eyJ.eyJ.", "xoxb-", "AKIA",
 )  # fmt: skip
 
