@@ -28,6 +28,8 @@ class EpochWindows:
 
     def __init__(self, source: Source, state: TrainState, ranks: Ranks) -> None:
         self._source, self._state, self._ranks = source, state, ranks
+        self.most: int | None = None
+        """Windows of an epoch that a rehearsal cuts short; None: all."""
         self._windows: Iterator[Iterable[Batch]] | None = None
         self._start = state.epoch_start or EpochStart(source)
         self._remap_position(source.plan.batch_size)
@@ -76,6 +78,8 @@ class EpochWindows:
     def are_over(self) -> bool:
         """Whether the epoch's last window is trained; a stream does not say."""
         progress = self._state.progress
+        if self.most is not None and progress.window >= self.most:
+            return True
         return 0 < self._source.plan.num_windows(progress.epoch) <= progress.window
 
     def end(self) -> None:
@@ -85,13 +89,14 @@ class EpochWindows:
             TaskError: It ended before its last window.
         """
         assert self._windows is not None
-        for _ in self._windows:  # it has ended; a loader's processes must hear of it
+        progress = self._state.progress
+        is_cut = self.most is not None and progress.window >= self.most
+        for _ in () if is_cut else self._windows:  # a loader's processes must hear of the end
             break
         self._windows = None
         self._start.forget()
-        progress = self._state.progress
         promised = self._source.plan.num_windows(progress.epoch)
-        if progress.window < promised:
+        if progress.window < promised and not is_cut:
             raise TaskError(
                 f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "
                 "came; an epoch has as many windows as len(dataset) promises; return a sample for "

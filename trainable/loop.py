@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -131,6 +132,7 @@ class Trainer(BaseRun):
         self._train, self._val, self._val_seed = train, val, val_seed
         for name, source in (("train", train), ("val", val)):
             source.drawing[:] = state.progress.drawing.get(name, source.drawing)
+        self._evaluated: int | None = None
         self.held_out = held_out
         self.report_plan, self._last, self._patience = plan, last, patience
         self._windows = EpochWindows(train, state, step.ranks)
@@ -193,6 +195,18 @@ class Trainer(BaseRun):
                 end_of_epoch=ended, at_report=True, value=value, new_best=new_best
             )
             yield self._make_report(self._rows.take())
+
+    def shorten(self, epoch: int, last: int) -> None:
+        """Cut the run short for a rehearsal; the schedule is that of the whole run.
+
+        Args:
+            epoch: Windows of an epoch, if it has more; a report follows. One batch is evaluated.
+            last: The step at which the run saves and ends, unless the whole run ends before it.
+        """
+        plan = self.report_plan
+        self._windows.most = plan.most = min(epoch, self._train.plan.windows or epoch)
+        self._evaluated, self.stop_at = 1, min(last, plan.total_steps)
+        self._last = last  # reports, of which there are fewer
 
     @property
     def model(self) -> nn.Module:
@@ -423,14 +437,14 @@ class Trainer(BaseRun):
             The metrics that `evaluate()` returned, and those that it logged.
         """
         heartbeat.beat("evaluation")
-        step = self._step
+        step, windows = self._step, _present(source, self._evaluated)
         self._log.prefix = f"{split}/"
         try:
             with evaluated_weights(step.optimizer):
                 return evaluate(
                     step.task,
                     step.model,
-                    (_with_heartbeat(step.passes(window)) for window in _present(source)),
+                    (_with_heartbeat(step.passes(window)) for window in windows),
                     split=split,
                     precision=step.precision,
                     seed=seed,
@@ -503,10 +517,10 @@ class Trainer(BaseRun):
         )
 
 
-def _present(source: Source) -> Iterator[Iterable[Batch]]:
+def _present(source: Source, most: int | None) -> Iterator[Iterable[Batch]]:
     """Yield the windows of an evaluation, of the data as they are when the first one is asked."""
     source.begin(0)
-    yield from source.windows(0)
+    yield from islice(source.windows(0), most)
 
 
 def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:

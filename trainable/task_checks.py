@@ -9,6 +9,7 @@ the task calls itself. What must not live here: checks that build a task more th
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import inspect
 import math
@@ -98,6 +99,8 @@ def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> lis
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():
+            with contextlib.suppress(Exception):  # a user's code may raise anything
+                task.on_epoch_start(0)
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "

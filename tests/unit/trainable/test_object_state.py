@@ -30,7 +30,7 @@ from trainable.errors import CheckpointError, TaskError
 from trainable.export import export_weights
 from trainable.object_state import ObjectState, move_modules
 from trainable.reachable import tensor_signature
-from trainable.read_back import check_resumable
+from trainable.rehearsal import rehearse
 from trainable.snapshot import parse_state, write_state
 
 
