@@ -213,7 +213,7 @@ def _main() -> None:
         # this process has ended.
         os.register_at_fork(after_in_child=answers.close)
         os.dup2(2, 1)
-        load_training()  # once, and not in each fork
+        load_training()
         options = frozenset(sys.argv[1:])  # before `prepare_process`, which hides them
         prepare_process()
         first, second, *rest = sys.stdin

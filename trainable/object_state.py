@@ -194,11 +194,12 @@ class ObjectState:
 
     def declared(self) -> list[str]:
         """Return the objects whose class, or optimizers that, say themselves what is saved."""
+        paths = {id(node.value): f"{self._text(node.path)}, " for node in self._nodes.values()}
         return [
-            f"{self._text(node.path)} (an object of type {type(node.value).__qualname__})"
-            for node in self._nodes.values()
-            if (is_users(type(node.value)) or isinstance(node.value, torch.optim.Optimizer))
-            and declares_state(node.value)
+            f"{paths.get(id(one), '')}an object of type {type(one).__qualname__}"
+            for one in (*(node.value for node in self._nodes.values()), *self._tuples)
+            if (is_users(type(one)) or isinstance(one, torch.optim.Optimizer))
+            and declares_state(one)
         ]
 
     def compared(self) -> dict[str, list[str]]:

@@ -470,7 +470,7 @@ def declares_state(value: Any) -> bool:
         if isinstance(value, base):
             names = ("state_dict", "load_state_dict", "get_extra_state", "set_extra_state")
             return any(getattr(kind, n, None) is not getattr(base, n, None) for n in names)
-    if isinstance(value, (list, dict, set, bytearray, Tensor, numpy.ndarray, type)):
+    if isinstance(value, (tuple, list, dict, set, bytearray, Tensor, numpy.ndarray, type)):
         return False
     return kind_of(value) is _DECLARED or not has_default_state(value)
 

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # each optimizer needs it: imported once, and not in each fork
 
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
@@ -199,6 +201,7 @@ def _in_fork(
                 for stream in (0, 1, 2):  # all that the task prints is printed by the check, too
                     os.dup2(null, stream)
                 reseed()
+                warnings.simplefilter("ignore")
                 theirs.send(function(*arguments))
             # whatever the user's code raises is raised again, and told, by the check
             finally:
@@ -331,7 +334,7 @@ def _lost(found: StateDifference, first: _Trained, again: _Trained, third: _Trai
         path, kind, *attribute = names[0]
         what = f"{'.'.join([path, *attribute])} (of a {kind}) is another one"
     if first.declared:
-        listed = ", ".join(first.declared[:_SHOWN])
+        listed = "; ".join(first.declared[:_SHOWN])
         remedy = (
             f"what says itself what is saved of it is {listed}: let its methods (state_dict() and "
             "load_state_dict(), __getstate__() and __setstate__(), __reduce__()) save and restore "
@@ -353,5 +356,6 @@ def _unsteady(found: StateDifference) -> str:
         f"{found.entry} {found.what} when the same steps were taken twice from the same "
         "checkpoint; a run is resumed and repeated to the same bits only if its steps are the "
         "same each time; draw random numbers from the global generators or from one with a seed, "
-        "and let nothing depend on the time, the process or the order of a set"
+        "and let nothing depend on the time, the process, what training writes to a file, or the "
+        "order of a set"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import random
 import time
 
@@ -69,11 +68,6 @@ class Unready(HalfSaved):
         raise KeyError(state["calls"])
 
 
-def _counted():
-    """Return a function of a library that counts, out of sight."""
-    return functools.partial(next, itertools.count(1))
-
-
 LOST = {
     "half pickled": (HalfPickled, "HalfPickled"),
     "half saved": (HalfSaved, "HalfSaved"),
@@ -81,6 +75,11 @@ LOST = {
     "unready": (Unready, "KeyError"),
 }
 PLACES = ("task", "data", "collate", "optimizer", "module", "global", "class", "closure")
+
+
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch):
+    monkeypatch.setattr("trainable.rehearsal.SECONDS", 120.0)
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ class Clocked(Plain):
 def test_what_a_task_forgets_or_writes_elsewhere_is_refused(configure, tmp_path):
     assert "Forgetful.state_dict()" in str(rehearse(configure(), Forgetful).problem)
     outside = rehearse(configure(), functools.partial(InFile, tmp_path / "calls"))
-    assert "in a file" in str(outside.problem or outside.caution)
+    assert "writes to a file" in outside.caution
 
 
 def test_random_steps_are_a_caution_and_clocks_are_none(configure):
@@ -277,8 +276,7 @@ class Unusual(Plain):
 def test_unusual_task_that_resumes_exactly_passes_silently(configure, options, train):
     found = rehearse(configure(**train), functools.partial(Unusual, **options))
     assert (found.problem, found.caution) == (None, None)
-    assert found.optimizer_bytes > 0
-    assert found.builds_own
+    assert found.builds_own  # it was rehearsed
 
 
 def test_task_that_blocks_or_ends_its_process_is_left_to_the_first_batches(configure, monkeypatch):
