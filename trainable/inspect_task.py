@@ -144,10 +144,12 @@ def inspect_config(
             )
             for at in (0, answer["total_steps"] // 2, answer["total_steps"] - 1):
                 schedule.factor(at)
+        found = [one.caution for one in rehearsed if one.caution is not None]
         for rehearsal in rehearsed:
             if rehearsal.problem is not None:
-                raise rehearsal.problem
-        found = [one.caution for one in rehearsed if one.caution is not None]
+                if not resumed:
+                    raise rehearsal.problem
+                found.append(str(rehearsal.problem))
         cautions += dict.fromkeys(first.cautions + found)
         answer |= {"checked": [*map(redact, cautions)], **first.costs}
         size = rehearsed[0].optimizer_bytes

@@ -161,14 +161,12 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
             return found
         repeated = _taken_back(directory)
         random = [*state_differences(resumed, repeated, ignored=MEASURED)]
-        lost = [one for one in differing if one.entry not in {other.entry for other in random}]
-        if lost and not _are_trained(random):
-            text = _lost(lost[0], first, again, third)
-            of_optimizer = all(one.startswith("optimizer") for one in first.declared or [""])
-            named = of_optimizer and not first.builds_own
-            found.problem = _error(_Trained((text, "train.optimizer.name" if named else "task")))
-        elif _are_trained(random):
+        noted = {one.entry for one in random}
+        lost = [one for one in differing if one.entry not in noted and _counts(one, first)]
+        if any(_counts(one) for one in random):
             found.caution = _unsteady(random[0])
+        elif lost:
+            found.problem = _refused(lost[0], first, again, third)
     return found
 
 
@@ -317,17 +315,27 @@ def _taken_back(directory: Path) -> dict[str, Any]:
     return state
 
 
-def _are_trained(differing: list[StateDifference]) -> bool:
-    """Whether more differs than metrics, which a clock may measure, and what objects note."""
-    return any(not one.entry.startswith(("progress", "objects")) for one in differing)
+def _counts(found: StateDifference, first: _Trained | None = None) -> bool:
+    """Whether a difference is none of metrics, which a clock may measure, or of what was noted.
+
+    What objects keep is written otherwise by a run that has resumed: where a tensor got its size
+    late, all of it. So a difference in it alone counts only if an object says what is saved.
+    """
+    if found.entry.startswith("objects"):
+        return first is not None and bool(first.declared)
+    return not found.entry.startswith("progress")
 
 
-def _lost(found: StateDifference, first: _Trained, again: _Trained, third: _Trained) -> str:
-    """Return the sentence for a difference between a run in one piece and one that was resumed."""
+def _refused(
+    found: StateDifference, first: _Trained, again: _Trained, third: _Trained
+) -> TrainingError | None:
+    """Return the error for a difference between a run in one piece and one that was resumed."""
     names = [
         name.split(" ")
         for name, told in again.digests.items()
-        if told[1] != first.digests.get(name, told)[1] and told == third.digests.get(name)
+        if told[1] != first.digests.get(name, told)[1]
+        and told == third.digests.get(name)
+        and not name.endswith(" Tensor")
     ]
     what = f"{found.entry} {found.what}"
     if names:
@@ -345,10 +353,13 @@ def _lost(found: StateDifference, first: _Trained, again: _Trained, third: _Trai
             "what changes in a file, in another process or within a library is not saved; keep "
             "it in attributes, or let state_dict() and load_state_dict() of the task save it"
         )
-    return (
+    text = (
         f"{what} {_AFTER} steps after a save, if the run is resumed from it; a resumed run must "
         f"train to the same bits; {remedy}"
     )
+    of_optimizer = all(one.startswith("optimizer") for one in first.declared or [""])
+    is_named = of_optimizer and not first.builds_own
+    return _error(_Trained((text, "train.optimizer.name" if is_named else "task")))
 
 
 def _unsteady(found: StateDifference) -> str:
