@@ -160,6 +160,7 @@ def _log_of_probabilities(self, model, batch):
     ],
     ids=[
         "augmentation from the global generators",
+        "augmentation from a generator of its own",
         "probabilities that the loss asks for",
         "numbers in arrays and tensors",
         "groups of one tensor",
