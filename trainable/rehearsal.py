@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # each optimizer needs it: imported once, and not in each fork
+from torch.nn.parameter import is_lazy
 
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
@@ -45,6 +46,9 @@ from trainable.task import Task
 
 SECONDS = 20.0
 """After so long a rehearsal is given up: a check must not keep a sweep from starting."""
+_MOST_BYTES = 2**29
+"""A model with more weights in a checkpoint is not rehearsed: three states lie on the disk and in
+memory."""
 _EPOCH, _BEFORE, _AFTER = 3, 2, 2
 """Windows of an epoch, before the save, and after it."""
 _SHOWN = 3
@@ -229,6 +233,10 @@ def _train(
             return None
         trainer = open_trainer(config, directory, task=make and make())
         assert isinstance(trainer, Trainer)
+        saves_all = config.checkpoint.parameters == "all"
+        weights = (p for p in trainer.model.parameters() if not is_lazy(p))
+        if sum(p.nbytes for p in weights if saves_all or p.requires_grad) > _MOST_BYTES:
+            return None
         state_dict = trainer.state.state_dict
 
         def saved() -> dict[str, Any]:
