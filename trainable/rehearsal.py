@@ -36,6 +36,7 @@ from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
 from trainable.loop import Trainer
+from trainable.object_state import ObjectState
 from trainable.optimizer_class import OWN_LOOP
 from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.optimizers import builds_own
@@ -253,6 +254,7 @@ def _train(
         trainer.store.wait()
         state = state_dict()
         objects, *own = trainer.state.objects
+        assert isinstance(objects, ObjectState)
         builds, optimizer = builds_own(trainer.task), config.train.optimizer
         return _Trained(
             None,

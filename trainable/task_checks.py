@@ -16,7 +16,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -340,7 +340,7 @@ def is_same(first: object, second: object) -> bool:
         )
     if isinstance(first, numpy.ndarray) and isinstance(second, numpy.ndarray):
         return numpy.array_equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(is_same(first[k], second[k]) for k in first)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         return len(first) == len(second) and all(map(is_same, first, second))
