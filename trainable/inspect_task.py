@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from redaction.secrets import redact
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
-from trainable.lazy_imports import without_collection
+from trainable.lazy_imports import load_training
 from trainable.parent_death import end_with_parent
 from trainable.task_import import prepare_process
 
@@ -65,14 +65,19 @@ def inspect_config(
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.loop_checks import check_loop
-    from trainable.optimizer_check import check_optimizers
     from trainable.optimizers import builds_own
     from trainable.precision import find_device
     from trainable.rank_checks import FirstRank
-    from trainable.read_back import check_resumable
+    from trainable.rehearsal import rehearse_all
+    from trainable.samplers import SampledPlan, check_sampler
+    from trainable.schedule import Schedule
     from trainable.split_sources import check_batch_size_applies, check_steps
+    from trainable.stream_checks import check_stream
+    from trainable.streams import StreamSource
     from trainable.task_checks import quick_check
 
+    # before the task is imported here: each of its processes is a fork in which no task has run
+    rehearsed = rehearse_all([config, *variants])
     if (loop := load_loop(config.task.name)) is not None:
         check_loop(config, loop)
         # a custom loop's sizes are known only by running it, which would train
@@ -98,9 +103,21 @@ def inspect_config(
         # As in a run, before the first hook and loss, which may need what it makes. An optimizer
         # of the configuration takes seconds to build, and no task sees it.
         step = build_step(parts, plain) if builds_own(parts.task) else None
-        # These run the model. `check_resumable` comes first of them: it compares the state before
-        # and after the first pass.
-        check_resumable(parts)
+        if isinstance(parts.train, StreamSource):
+            check_stream(parts.train)
+        elif isinstance(parts.train.plan, SampledPlan):
+            check_sampler(parts.train.plan)
+        cautions = quick_check(parts, resumed=resumed, workers=config.workers)
+        first = FirstBatches(
+            parts,
+            config,
+            step=step,
+            workers=config.train.loader.num_workers,
+            resumed=resumed,
+        )
+        first.compute()
+        if whole_steps:
+            first.time_whole_steps(plain)
         sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
@@ -116,19 +133,26 @@ def inspect_config(
                 trained_only=config.checkpoint.parameters == "trained",
             ),
         }
-        cautions = quick_check(parts, resumed=resumed, workers=config.workers)
-        first = FirstBatches(
-            parts,
-            config,
-            step=step,
-            workers=config.train.loader.num_workers,
-            resumed=resumed,
-        )
-        first.compute()
-        if whole_steps:
-            first.time_whole_steps(plain)
-        answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
-        size = check_optimizers(parts, [config, *variants], answer["total_steps"])
+        for one in (config, *variants):
+            schedule = Schedule(
+                one.train.schedule,
+                peak=one.train.optimizer.lr,
+                total_steps=answer["total_steps"],
+                steps_per_epoch=parts.train.plan.windows,
+                mode=one.modes[0],
+                train=one.train,
+            )
+            for at in (0, answer["total_steps"] // 2, answer["total_steps"] - 1):
+                schedule.factor(at)
+        found = [one.caution for one in rehearsed if one.caution is not None]
+        for rehearsal in rehearsed:
+            if rehearsal.problem is not None:
+                if not resumed:
+                    raise rehearsal.problem
+                found.append(str(rehearsal.problem))
+        cautions += dict.fromkeys(first.cautions + found)
+        answer |= {"checked": [*map(redact, cautions)], **first.costs}
+        size = rehearsed[0].optimizer_bytes
         if size is not None:
             answer["checkpoint_bytes"] += size - answer["optimizer_bytes"]
             answer["optimizer_bytes"] = size
@@ -191,8 +215,7 @@ def _main() -> None:
         # this process has ended.
         os.register_at_fork(after_in_child=answers.close)
         os.dup2(2, 1)
-        with without_collection():
-            import trainable.build  # noqa: F401  it imports torch
+        load_training()
         options = frozenset(sys.argv[1:])  # before `prepare_process`, which hides them
         prepare_process()
         first, second, *rest = sys.stdin

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -128,6 +129,7 @@ class Trainer(BaseRun):
         self._train, self._val, self._val_seed = train, val, val_seed
         for name, source in (("train", train), ("val", val)):
             source.drawing[:] = state.progress.drawing.get(name, source.drawing)
+        self._evaluated: int | None = None
         self.held_out = held_out
         self.report_plan, self._last, self._patience = plan, last, patience
         self._windows = EpochWindows(train, state, step.ranks)
@@ -190,6 +192,18 @@ class Trainer(BaseRun):
                 end_of_epoch=ended, at_report=True, value=value, new_best=new_best
             )
             yield self._make_report(self._rows.take())
+
+    def shorten(self, epoch: int, last: int) -> None:
+        """Cut the run short for a rehearsal; the schedule is that of the whole run.
+
+        Args:
+            epoch: Windows of an epoch, if it has more; a report follows. One batch is evaluated.
+            last: The step at which the run saves and ends, unless the whole run ends before it.
+        """
+        plan = self.report_plan
+        self._windows.most = plan.most = min(epoch, self._train.plan.windows or epoch)
+        self._evaluated, self.stop_at = 1, min(last, plan.total_steps)
+        self._last = last  # reports, of which there are fewer
 
     @property
     def model(self) -> nn.Module:
@@ -420,14 +434,14 @@ class Trainer(BaseRun):
             The metrics that `evaluate()` returned, and those that it logged.
         """
         heartbeat.beat("evaluation")
-        step = self._step
+        step, windows = self._step, _present(source, self._evaluated)
         self._log.prefix = f"{split}/"
         try:
             with evaluated_weights(step.optimizer):
                 return evaluate(
                     step.task,
                     step.model,
-                    (_with_heartbeat(step.passes(window)) for window in _present(source)),
+                    (_with_heartbeat(step.passes(window)) for window in windows),
                     split=split,
                     precision=step.precision,
                     seed=seed,
@@ -500,10 +514,10 @@ class Trainer(BaseRun):
         )
 
 
-def _present(source: Source) -> Iterator[Iterable[Batch]]:
+def _present(source: Source, most: int | None) -> Iterator[Iterable[Batch]]:
     """Yield the windows of an evaluation, of the data as they are when the first one is asked."""
     source.begin(0)
-    yield from source.windows(0)
+    yield from islice(source.windows(0), most)
 
 
 def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -523,6 +537,8 @@ class EpochWindows:
 
     def __init__(self, source: Source, state: TrainState, ranks: Ranks) -> None:
         self._source, self._state, self._ranks = source, state, ranks
+        self.most: int | None = None
+        """Windows of an epoch that a rehearsal cuts short; None: all."""
         self._windows: Iterator[Iterable[Batch]] | None = None
         self._start = state.epoch_start or EpochStart(source)
         self._remap_position(source.plan.batch_size)
@@ -571,6 +587,8 @@ class EpochWindows:
     def are_over(self) -> bool:
         """Whether the epoch's last window is trained; a stream does not say."""
         progress = self._state.progress
+        if self.most is not None and progress.window >= self.most:
+            return True
         return 0 < self._source.plan.num_windows(progress.epoch) <= progress.window
 
     def end(self) -> None:
@@ -580,13 +598,14 @@ class EpochWindows:
             TaskError: It ended before its last window.
         """
         assert self._windows is not None
-        for _ in self._windows:  # it has ended; a loader's processes must hear of it
+        progress = self._state.progress
+        is_cut = self.most is not None and progress.window >= self.most
+        for _ in () if is_cut else self._windows:  # a loader's processes must hear of the end
             break
         self._windows = None
         self._start.forget()
-        progress = self._state.progress
         promised = self._source.plan.num_windows(progress.epoch)
-        if progress.window < promised:
+        if progress.window < promised and not is_cut:
             raise TaskError(
                 f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "
                 "came; an epoch has as many windows as len(dataset) promises; return a sample for "

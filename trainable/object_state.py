@@ -43,6 +43,7 @@ from trainable.reachable import (
     SAVED_OPTIMIZER,
     Kind,
     array_signature,
+    declares_state,
     held_modules,
     hooks_of,
     is_trained,
@@ -190,6 +191,16 @@ class ObjectState:
     def digest(self) -> str:
         """Return a digest of all values as they were built."""
         return f"{zlib.crc32(repr(sorted(self._built.items())).encode()):08x}"
+
+    def declared(self) -> list[str]:
+        """Return the objects whose class, or optimizers that, say themselves what is saved."""
+        paths = {id(node.value): f"{self._text(node.path)}, " for node in self._nodes.values()}
+        return [
+            f"{paths.get(id(one), '')}an object of type {type(one).__qualname__}"
+            for one in (*(node.value for node in self._nodes.values()), *self._tuples)
+            if (is_users(type(one)) or isinstance(one, torch.optim.Optimizer))
+            and declares_state(one)
+        ]
 
     def compared(self) -> dict[str, list[str]]:
         """Return two digests of each value: of all of it, and without what is a process's own.

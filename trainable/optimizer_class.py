@@ -1,7 +1,7 @@
 """Find the class of an optimizer by its name, and check the options that it gets.
 
 What must not live here: building one (`optim.py`), and whether its state can be restored
-(`optimizer_check.py`).
+(`rehearsal.py`).
 """
 
 from __future__ import annotations

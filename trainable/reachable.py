@@ -463,6 +463,18 @@ def has_default_state(value: Any) -> bool:
     )
 
 
+def declares_state(value: Any) -> bool:
+    """Whether an object's class says itself what is saved of it."""
+    kind = type(value)
+    for base in (nn.Module, torch.optim.Optimizer):
+        if isinstance(value, base):
+            names = ("state_dict", "load_state_dict", "get_extra_state", "set_extra_state")
+            return any(getattr(kind, n, None) is not getattr(base, n, None) for n in names)
+    if isinstance(value, (tuple, list, dict, set, bytearray, Tensor, numpy.ndarray, type)):
+        return False
+    return kind_of(value) is _DECLARED or not has_default_state(value)
+
+
 def _named(value: Any) -> dict[str, Any]:
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:

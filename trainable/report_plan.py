@@ -39,6 +39,8 @@ class ReportPlan:
     ) -> None:
         _check_length(budget, train)
         self.reports = budget.reports
+        self.most: int | None = None
+        """Windows before each report of a rehearsal; None: as the budget says."""
         self._budget, self._train = budget, train
         self._scale = _scale(budget, train, tokens_per_sample)
         self._target_of: tuple[int, Fraction] = (-1, Fraction(0))
@@ -63,6 +65,8 @@ class ReportPlan:
 
     def is_due(self, progress: TrainProgress) -> bool:
         """Return whether a report follows the window just trained."""
+        if self.most is not None:
+            return progress.since_report >= self.most
         known, target = self._target_of
         if known != progress.reports:
             target = self._target(progress.reports + 1)

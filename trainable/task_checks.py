@@ -9,15 +9,17 @@ the task calls itself. What must not live here: checks that build a task more th
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import inspect
 import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -98,6 +100,8 @@ def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> lis
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():
+            with contextlib.suppress(Exception):  # a user's code may raise anything
+                task.on_epoch_start(0)
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "
@@ -200,7 +204,8 @@ def draws_in_validation(data: Data) -> bool:
 def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
     """Return a batch of a split's first samples, and the same samples as two batches.
 
-    The third value tells whether collating them drew random numbers.
+    The third value tells whether collating them drew random numbers, also from a generator of its
+    own: then it gives another batch the second time.
     """
     samples = data.train if split == "train" else data.val
     count = min(most, sample_count(samples))
@@ -221,7 +226,7 @@ def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], 
     collate: Callable[[list[Any]], Batch] = data.collate_of(split) or default_collate
     before = HostRngState()
     whole = collate(found)
-    drawn = before.has_changed()
+    drawn = before.has_changed() or not is_same(whole, collate(found))
     halves = [collate(found[:middle]), collate(found[middle:])] if middle and not drawn else []
     return whole, halves, drawn
 
@@ -325,6 +330,23 @@ def is_mean(whole: tuple[Scalar, Scalar], halves: Sequence[tuple[Scalar, Scalar]
 
 def _close(one: float, other: float) -> bool:
     return abs(one - other) <= _CLOSE * max(abs(one), abs(other)) + 1e-6
+
+
+def is_same(first: object, second: object) -> bool:
+    """Compare tensors, arrays and plain values deeply; other objects count as equal."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and bool(
+            ((first == second) | ((first != first) & (second != second))).all()
+        )
+    if isinstance(first, numpy.ndarray) and isinstance(second, numpy.ndarray):
+        return numpy.array_equal(first, second)
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(is_same(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    if isinstance(first, (bool, int, float, str, bytes)):
+        return bool(first == second) or first != first
+    return True
 
 
 def no_targets(samples: int) -> str:

@@ -381,12 +381,15 @@ def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
     """Return the facts that are printed before a sweep, without the warnings."""
     from trainable.inspect_task import measure
     from trainable.loop import Trainer
-    from trainable.optimizer_check import needs_check
+    from trainable.optimizers import builds_own
+    from trainable.rehearsal import is_unusual
 
     if not isinstance(trainer, Trainer):
         return TaskFacts(own_loop=True)
     sizes = measure(config, trainer.groups, trainer.plans, trainer.report_plan, trainer.precision)
-    if needs_check(config.train.optimizer, trainer.task):  # not one whose state is known by name
+    if builds_own(trainer.task) or is_unusual(
+        config.train.optimizer
+    ):  # not one whose state is known by name
         sizes["optimizer_bytes"] = None
     return TaskFacts(**sizes)
 

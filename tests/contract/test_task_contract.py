@@ -152,6 +152,7 @@ def _log_of_probabilities(self, model, batch):
     "override",
     [
         {"build_data": _samples(_Augmented)},
+        {"build_data": _samples(_Jittered)},  # it is saved
         {"build_model": _with_softmax, "loss": _log_of_probabilities},
         {"evaluate": lambda self, m, b: {"loss": numpy.float32(1), "f1": torch.ones(1)}},
         {"param_groups": lambda self, m: [{"params": p} for p in m.parameters()]},
@@ -159,6 +160,7 @@ def _log_of_probabilities(self, model, batch):
     ],
     ids=[
         "augmentation from the global generators",
+        "augmentation from a generator of its own",
         "probabilities that the loss asks for",
         "numbers in arrays and tensors",
         "groups of one tensor",
@@ -233,7 +235,6 @@ def _unseeded(self):
         ({"build_model": _with_softmax, "loss": _own_cross_entropy}, "return raw logits"),
         ({"build_model": lambda self: nn.Linear(4, 2)}, "loss.. raised RuntimeError: .*mat1"),
         ({"build_data": _random_split}, "another train split each time; fix its seed"),
-        ({"build_data": _samples(_Jittered)}, "another sample under the same seed"),
         (
             {"build_model": lambda self: _Secretive(3, 2)},
             "'_extra_state'. is an object of type itertools.count; a state holds tensors",

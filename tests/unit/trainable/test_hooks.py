@@ -22,7 +22,7 @@ from trainable.hooks import HOOKS
 from trainable.logged import Log
 from trainable.metrics_file import read_rows
 from trainable.optimizers import members
-from trainable.read_back import check_resumable
+from trainable.rehearsal import rehearse
 from trainable.sums import means
 from trainable.task import Data, Task
 from trainable.task_checks import quick_check
@@ -166,8 +166,8 @@ def test_smaller_batches_do_not_begin_the_epoch_again(tmp_path, opened, configur
 
 def test_epoch_value_is_a_metric_of_the_sweep(tmp_path, opened, configure):
     config = configure(metric="train/mean")
+    assert rehearse(config, Curriculum).problem is None
     parts = build_parts(config, device=torch.device("cpu"), task=Curriculum())
-    check_resumable(parts)
     assert quick_check(parts) == []
     first = FirstBatches(parts, config)
     first.compute()
@@ -313,15 +313,7 @@ def test_hook_without_a_savable_change_is_refused_early(configure):
             self.lines = (number for number in (1, 2))
             next(self.lines)
 
-    parts = build_parts(configure(), device=torch.device("cpu"), task=Holding())
-    with pytest.raises(TaskError, match="lines"):
-        check_resumable(parts)
-
-
-def test_checks_leave_a_task_its_model(configure):
-    parts = build_parts(configure(), device=torch.device("cpu"), task=Curriculum())
-    check_resumable(parts)
-    assert parts.task.net is parts.model
+    assert "lines" in str(rehearse(configure(), Holding).problem)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ from torch.utils.data import (BatchSampler, DataLoader, DistributedSampler, Iter
                               RandomSampler, SequentialSampler, TensorDataset)
 from trainable import Data, Task
 
-plain = TensorDataset(torch.randn(40, 5), torch.zeros(40, dtype=torch.long))
+plain = TensorDataset(torch.arange(200.0).view(40, 5).sin(), torch.zeros(40, dtype=torch.long))
 
 
 class Base(Task):
