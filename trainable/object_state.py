@@ -896,8 +896,9 @@ class _Unpickler(pickle.Unpickler):
         self, source: int | str, form: Any, how: tuple[bool, ...], attributes: dict[str, Any]
     ) -> Tensor:
         is_parameter, trains, on_device = how
+        value: Any
         if isinstance(source, str):
-            value: Any = self._objects.at(source)
+            value = self._objects.at(source)
         elif source not in self._memories:
             where = self._objects.device if on_device else torch.device("cpu")
             value = self._saved["tensors"][source].detach().to(where, copy=True)
@@ -907,9 +908,11 @@ class _Unpickler(pickle.Unpickler):
         value = value.detach()
         if isinstance(source, str) or source in self._saved.get("shared", ()):
             value = value.as_strided(*form)
-        value = nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
-        vars(value).update(attributes)
-        return value
+        made: Tensor = (
+            nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
+        )
+        vars(made).update(attributes)
+        return made
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or function of a module that this run has imported.
