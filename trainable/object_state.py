@@ -48,6 +48,7 @@ from trainable.reachable import (
     array_signature,
     attributes_of,
     by_attributes,
+    computed_once,
     has_overlap,
     hooks_of,
     is_found,
@@ -335,13 +336,13 @@ class ObjectState:
         if isinstance(value, Tensor):
             shape = None if is_lazy(value) else tuple(value.shape)
             is_saved = node.kind is SAVED_TENSOR
-            values = None if is_saved else tensor_signature(value)
+            values = None if is_saved else computed_once(tensor_signature, value)
             digest = (shape, str(value.dtype), is_trained(value)), values
             own = _Signature(digest, not is_saved and value.is_floating_point())
             its = node.kind.attributes(value)
             return {name: self._sign(part, told) for name, part in its.items()} | {"": own}
         if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-            return {"": _Signature(array_signature(value))}
+            return {"": _Signature(computed_once(array_signature, value))}
         if isinstance(value, (list, dict, set)) and not told:
             flat = plain_digest(value)
             if flat is not None and not getattr(value, "__dict__", None):

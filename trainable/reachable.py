@@ -20,7 +20,7 @@ import types
 import weakref
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -619,6 +619,29 @@ def plain_digest(value: Any) -> int | None:
         return None
     # version 2: later versions depend on how often an object is referenced
     return zlib.crc32(marshal.dumps(value, 2))
+
+
+_once: dict[int, tuple[object, object]] | None = None
+
+
+@contextlib.contextmanager
+def signatures_once() -> Iterator[None]:
+    """Compute each signature of a tensor or array once within the context, which changes none."""
+    global _once
+    before, _once = _once, {} if _once is None else _once
+    try:
+        yield
+    finally:
+        _once = before
+
+
+def computed_once(compute: Callable[[Any], object], value: Any) -> object:
+    """Return the signature of an object that a run keeps; within `signatures_once`, do so once."""
+    if _once is None:
+        return compute(value)
+    if id(value) not in _once:
+        _once[id(value)] = compute(value), value  # kept, as is its id
+    return _once[id(value)][0]
 
 
 def tensor_signature(tensor: Tensor) -> object:

@@ -30,6 +30,7 @@ from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, members, modal_parameters
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
+from trainable.reachable import signatures_once
 from trainable.schedule import Schedule
 from trainable.sums import Sums, combined
 from trainable.task import Task
@@ -222,9 +223,10 @@ class TrainState:
         declared = {} if self._task is None else self._task.state_dict()
         check_state(declared, "the state of the task")
         position = {} if self._position is None else {"position": self._position.state_dict()}
-        begun = {} if self.epoch_start is None else self.epoch_start.state_dict()
-        position |= {_EPOCH_START: begun} if begun else {}
-        objects = self.objects[0].state_dict()
+        with signatures_once():
+            begun = {} if self.epoch_start is None else self.epoch_start.state_dict()
+            position |= {_EPOCH_START: begun} if begun else {}
+            objects = self.objects[0].state_dict()
         return position | {"objects": objects, "task": declared, "random": capture_random()}
 
     def _weights(self) -> dict[str, Any]:
