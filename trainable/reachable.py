@@ -561,7 +561,7 @@ def may_hold_state(value: Any) -> bool:
     Functions, locks and references have none, and a class of the user's that refuses pickle says
     so itself.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind in weakref.ProxyTypes or _package(kind) in {*_OF_A_PROCESS, "weakref"}:
         return False
     says_so = is_users(kind) and kind.__reduce_ex__ is not object.__reduce_ex__
