@@ -103,6 +103,7 @@ class _Unknown:
 
     __hash__ = None  # type: ignore[assignment]
     has_tensors = is_refused = False
+    digest = ((),)
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -296,7 +297,7 @@ class ObjectState:
         for path, name in there.items():
             if name in parts and f"{name} " in common:
                 node = self._nodes[path]
-                if node.kind is OPAQUE:
+                if node.kind in (OPAQUE, ITERATOR):
                     other._refuse(path, node.value, other._what)
                 there_now = node.kind.content(node.value)
                 sent = {key: part for key, part in there_now.items() if key in parts[name]}
@@ -809,17 +810,18 @@ class _Saving(_Pickler):
         found = super().persistent_id(value)
         if found is None and type(value) in (numpy.ndarray, numpy.recarray):
             memory = memory_of(value)
-            if self._base(memory) is not None or self._new.setdefault(memory, (0, value))[
-                1
-            ] is not (value):
-                self._refuse_shared(value)
+            if memory is not None:
+                _, first = self._base(memory) or self._new.setdefault(memory, (0, value))
+                if first is not value:
+                    self._refuse_shared(value)
         return found
 
     def _base(self, memory: object) -> tuple[str, object] | None:
+        if memory is None:
+            return None
         if self._built is None:
             self._built = self._read_memory()
-            self._built.pop(None, None)
-        return None if memory is None else self._built.get(memory)
+        return self._built.get(memory)
 
     def _refuse_shared(self, value: object) -> NoReturn:
         raise pickle.PicklingError(
@@ -845,7 +847,7 @@ class _Saving(_Pickler):
             if not path or not isinstance(other, Tensor) or other.dtype != value.dtype:
                 self._refuse_shared(value)
             return path
-        if memory is not None and memory in self._new:
+        if memory in self._new:
             number, other = self._new[memory]
             size = value.untyped_storage().nbytes()
             if (
@@ -860,7 +862,8 @@ class _Saving(_Pickler):
                     (size // value.itemsize,), (1,), 0
                 )
             return number
-        self._new[memory] = len(self._tensors), value
+        if memory is not None:
+            self._new[memory] = len(self._tensors), value
         self._tensors.append(value.detach())
         return len(self._tensors) - 1
 

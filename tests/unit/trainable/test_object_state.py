@@ -594,6 +594,11 @@ RESTORED = {
         lambda o: setattr(o, "count", 1),
         lambda o: o.count == 1,
     ),
+    "arrays that cannot change": (
+        _with,
+        lambda o: setattr(o, "of", [numpy.broadcast_to(n, 2) for n in (1, 2)]),
+        lambda o: [one.tolist() for one in o.of] == [[1, 1], [2, 2]],
+    ),
     "array of objects": (
         lambda: _with(pairs=numpy.zeros(1, [("of", object)])),
         lambda o: o.pairs["of"].__setitem__(0, "a"),
