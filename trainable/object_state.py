@@ -176,11 +176,14 @@ class ObjectState:
         self._built = self._signatures()
 
     def made_again(self) -> list[str]:
-        """Return what pickle refuses, with its class: the code that built it makes it again."""
+        """Return what pickle refuses, with its class: the code that built it makes it again.
+
+        Without the globals of modules, among which are those that pickle finds by their names.
+        """
         return [
             f"{self._text(path)} ({type(node.value).__qualname__})"
             for path, node in self._nodes.items()
-            if node.kind is OPAQUE and may_hold_state(node.value)
+            if node.kind is OPAQUE and not path.startswith("@") and may_hold_state(node.value)
         ]
 
     def state_dict(self) -> dict[str, Any]:
@@ -450,18 +453,20 @@ class ObjectState:
                 if name not in before or before[name] != now.get(name)
             }
             for name in [*changed]:
-                if now.get(name, before).is_refused and self._is_made_late(
-                    f"{path}.{name}", before.get(name), changed[name], now[name]
+                if now.get(name, _Unknown()).is_refused and self._is_made_late(
+                    f"{path}.{name}", before.get(name), changed[name]
                 ):
                     del changed[name]
             gone = [name for name in before if name not in content]
             if changed or gone:
                 found[path] = _Content(
-                    changed, gone, [name for name in changed if now[name].has_tensors]
+                    changed,
+                    gone,
+                    [name for name in changed if now.get(name, _Unknown()).has_tensors],
                 )
         return found
 
-    def _is_made_late(self, path: str, before: Any, part: object, now: object) -> bool:
+    def _is_made_late(self, path: str, before: Any, part: object) -> bool:
         """Whether an attribute is what the code makes at its first use, as it opens a handle.
 
         It was None, or not there, when the run was built, and is the same one at each save.
@@ -470,7 +475,7 @@ class ObjectState:
             return False
         is_position = hasattr(type(part), "__next__") or isinstance(part, io.IOBase)
         is_code = isinstance(part, (types.FunctionType, types.MethodType))
-        return not is_position and not is_code and self._late.setdefault(path, now) == now
+        return not is_position and not is_code and self._late.setdefault(path, part) is part
 
     def _taken(self, content: dict[str, _Content]) -> dict[str, Any]:
         """Return parts of some objects, pickled together.
