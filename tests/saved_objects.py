@@ -39,7 +39,7 @@ class _Reader(pickle.Unpickler):
     def persistent_load(self, written: Any) -> Any:
         """Return a tensor, or what stands for another object."""
         if written[0] == "tensor":
-            return self._tensors[written[1]]
+            return self._tensors[written[2]]
         return locate(written[1].removeprefix("@")) or written
 
 
@@ -52,9 +52,10 @@ def saved_values(state: Mapping[str, Any], root: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     saved = state["objects"]
-    for path, (_, attributes, gone, *rest) in (_Reader(saved).load() if saved else {}).items():
+    for path, (_, attributes, gone) in (_Reader(saved).load() if saved else {}).items():
         if path.startswith(root):
             found |= dict.fromkeys(gone or ())
+            further = attributes.pop("", None)
             found |= attributes
-            found |= {path.rpartition(".")[2]: one for one in rest if one is not None}
+            found |= {} if further is None else {path.rpartition(".")[2]: further}
     return found

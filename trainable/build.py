@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,9 @@ from trainable.task import Data, Task, check_data, set_total_steps
 from trainable.task_import import no_exit
 from trainable.train_state import TrainState
 from trainable.warm_start import with_inheritance
+
+_SHOWN = 3
+"""The objects that pickle refuses of which a caution gives the names."""
 
 
 def open_trainer(
@@ -179,7 +182,8 @@ def open_trainer(
         build_alike(state.objects, [digests for *_, digests in message.of_ranks], ranks)
         _, last, resumes, _ = message.of_ranks[0]
         if ranks.is_first:
-            for caution in parts.cautions:
+            made_again = [_made_again(names)] if (names := state.objects[0].made_again()) else []
+            for caution in [*parts.cautions, *made_again]:
                 warnings.warn(caution, TrainingCaution, stacklevel=2)
         start_together(step, config.seed)
         if step.is_sharded:
@@ -323,6 +327,15 @@ class Parts:
     opened: dict[str, str]
     averaging: AveragingPlan | None
     summary: Summary | None = None
+
+
+def _made_again(names: Sequence[str]) -> str:
+    shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
+    return (
+        f"{', '.join(shown)}: pickle refuses it, and no checkpoint has it; a resumed run has what "
+        "the constructors make again, and a run in which another one takes its place is refused; "
+        "keep in it nothing that training changes"
+    )
 
 
 @no_exit("the task, while it was built,", "task")

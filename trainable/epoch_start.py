@@ -2,19 +2,20 @@
 
 What a task changes within an epoch reaches them in the next one. So a checkpoint within an epoch
 has both: what had changed when the epoch began, and what has changed since. A resumed run restores
-the first, starts the loader processes, and restores the second. It costs two passes over the data
-set and `collate` in an epoch, and one at each save. What must not live here: how a change is found
+the first, starts the loader processes, and restores the second. It costs a pass over the data set
+and `collate` in an epoch. What must not live here: how a change is found
 and restored (`object_state.py`), and the loader processes (`data.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from trainable.data import Source
 from trainable.object_state import ObjectState
+from trainable.reachable import signatures_once
 from trainable.snapshot import snapshot
 from trainable.task import Batch, Data
 
@@ -39,8 +40,9 @@ class EpochStart:
     def take(self) -> None:
         """Take the data as they are, right before the loader processes start."""
         if self._built is not None:
-            self._begun = snapshot({"begun": self._built.state_dict()})["begun"]
-            self._since = self._built.from_now(lost="a resumed run would lose it")
+            with signatures_once():
+                self._begun = snapshot({"begun": self._built.state_dict()})["begun"]
+                self._since = self._built.from_now(lost="a resumed run would lose it")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what had changed when the epoch began, and since; empty if nothing has.
@@ -71,16 +73,10 @@ class EpochStart:
         self.take()
         self._source.resume(epoch, progress["epoch_samples"])
         windows = iter(self._source.windows(epoch, progress["window"]))
-        self._windows = chain([*_first(windows)], windows)
+        self._windows = chain(list(islice(windows, 1)), windows)  # the processes start
         self._built.load_state_dict(state["since"])
 
     def windows(self, epoch: int, window: int) -> Iterator[Iterable[Batch]]:
         """Return the windows of the epoch from `window` on."""
         started, self._windows = self._windows, None
         return iter(self._source.windows(epoch, window)) if started is None else started
-
-
-def _first(windows: Iterator[Iterable[Batch]]) -> Iterator[Iterable[Batch]]:
-    for window in windows:
-        yield window
-        return

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import copyreg
 import io
 import os
 import pickle
@@ -32,23 +33,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset
 
 from trainable.errors import CheckpointError, TaskError
 from trainable.reachable import (
     ATOMS,
-    ATTRIBUTES,
     BY_VALUE,
+    DECLARED,
     ITERATOR,
     OPAQUE,
     SAVED_OPTIMIZER,
+    SAVED_TENSOR,
     Kind,
     array_signature,
+    attributes_of,
+    by_attributes,
+    computed_once,
     declares_state,
-    held_modules,
+    has_overlap,
     hooks_of,
+    is_found,
     is_trained,
     is_users,
     kind_of,
+    may_hold_state,
+    memory_of,
     named,
     plain_digest,
     tensor_signature,
@@ -58,9 +67,9 @@ from trainable.splits import is_stream
 
 _LOST = "a resumed run builds it again and would lose the change"
 _REMEDY = (
-    "keep what changes as numbers, tensors, arrays, collections, generators and objects that "
-    "pickle takes; or override state_dict() and load_state_dict(), of its class or of the task, "
-    "to save what matters of it"
+    "make in the constructor what does not change, and keep what changes as numbers, tensors, "
+    "arrays, collections, generators and objects that pickle takes; or override state_dict() and "
+    "load_state_dict(), of its class or of the task, to save what matters of it"
 )
 _REFUSED = frozenset(
     {"io", "_io", "os", "posix", "subprocess", "pty", "runpy", "code", "socket", "shutil"}
@@ -80,11 +89,43 @@ class _Node(NamedTuple):
     kind: Kind
 
 
-class Signature(NamedTuple):
-    """What changes when an object changes: of each attribute, and of its further state."""
+class _Signature(NamedTuple):
+    """What changes when a part of an object's state changes."""
 
-    attributes: dict[str, object]
-    rest: object
+    digest: object
+    has_tensors: bool = False
+    """Whether it has tensors of floating-point numbers that are saved with it."""
+    is_refused: bool = False
+    """Whether it has something that pickle refuses, of which only the identity counts."""
+
+
+class _Unknown:
+    """The signature of what cannot be read: it may have changed."""
+
+    __hash__ = None  # type: ignore[assignment]
+    has_tensors = is_refused = False
+    digest = ((),)
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+_Signatures = dict[str, Any]
+"""A signature of each attribute by its name, and one of the further state by the name ""."""
+
+
+class _Content(NamedTuple):
+    """What is saved of an object."""
+
+    parts: dict[str, Any]
+    """Parts of its state by name."""
+    gone: Collection[str] | None
+    """Names of attributes that are gone; None: it has all that there is."""
+    with_tensors: Collection[str] = ()
+    """Names of the parts with tensors of floating-point numbers."""
 
 
 class ObjectState:
@@ -93,7 +134,7 @@ class ObjectState:
     Args:
         roots: The objects by name; a name begins the path to what is below it.
         stored: Tensors whose values, and optimizers whose states, are saved elsewhere.
-        left_out: Objects that are not looked at.
+        left_out: Objects by name whose states are saved elsewhere.
         device: Where tensors go that were on a device.
         names: What messages call a root, if not by its name.
     """
@@ -105,30 +146,46 @@ class ObjectState:
         roots: Mapping[str, object],
         *,
         stored: Iterable[object] = (),
-        left_out: Iterable[object] = (),
+        left_out: Mapping[str, object] | None = None,
         device: torch.device | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self._roots, self._names = dict(roots), dict(names or {})
         # these keep the objects, so that no id is used again
         self._stored = {id(one): one for one in stored}
-        self._left_out = {id(one): one for one in left_out}
-        self._tuples: list[object] = []
-        self._device = device or torch.device("cpu")
+        self._left_out = dict(left_out or {})
+        self._held: dict[int, object] = {}
+        self.device = device or torch.device("cpu")
+        """Where tensors go that were on a device."""
         self._late: dict[str, object] = {}
         self._look()
 
     def _look(self) -> None:
-        self._nodes = self._reach()
-        self._table = {id(node.value): path for path, node in self._nodes.items()}
-        self._members = {
-            path: _members(node.value)
-            for path, node in self._nodes.items()
-            if node.kind is not OPAQUE and isinstance(node.value, nn.Module)
+        seen = {id(one) for one in self._left_out.values()}
+        self._nodes = _reach(self._roots, seen, self._stored, self._held)
+        # what is saved elsewhere is known by its path, and not compared or saved here
+        inside = {
+            f"{path}.{name}": part
+            for path, one in self._left_out.items()
+            for name, part in getattr(one, "__dict__", {}).items()
         }
-        self._types = {path: type(node.value) for path, node in self._nodes.items()}
-        self._arguments = {path: self._made_of(node) for path, node in self._nodes.items()}
+        found = _reach(inside, seen, self._stored, self._held)
+        self._others = self._left_out | {path: node.value for path, node in found.items()}
+        self._table = {id(one): path for path, one in self._others.items()}
+        self._table |= {id(node.value): path for path, node in self._nodes.items()}
+        self._forms = self._all_forms()
         self._built = self._signatures()
+
+    def made_again(self) -> list[str]:
+        """Return what pickle refuses, with its class: the code that built it makes it again.
+
+        Without the globals of modules, among which are those that pickle finds by their names.
+        """
+        return [
+            f"{self._text(path)} ({type(node.value).__qualname__})"
+            for path, node in self._nodes.items()
+            if node.kind is OPAQUE and not path.startswith("@") and may_hold_state(node.value)
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has changed since the build: a pickle as bytes, and its tensors.
@@ -138,9 +195,8 @@ class ObjectState:
         Raises:
             TaskError: A value that has changed cannot be restored.
         """
-        for node in self._nodes.values():
-            self._check_form(node)
-        return self._taken(self._changed())
+        self._check_forms()
+        return self._taken(self._changes())
 
     def load_state_dict(self, state: Mapping[str, Any], *, trusted: bool = True) -> None:
         """Restore in place what `state_dict` returned.
@@ -179,12 +235,20 @@ class ObjectState:
             TaskError: There is one.
         """
         before = self.from_now(lost=lost)
-        paths = [path for path in before._built if not path.startswith("data")]
-        present = snapshot({"kept": before._taken(paths, before._whole, skip=True)})["kept"]
+        content: dict[str, _Content] = {}
+        for path, node in before._nodes.items():
+            if path.startswith("data") or node.kind in (OPAQUE, ITERATOR):
+                continue
+            with contextlib.suppress(Exception):  # refused below if it changes
+                whole = _Content(node.kind.content(node.value), None)
+                before._pickled({path: whole})
+                content[path] = whole
+        present = snapshot({"kept": before._pickled(content) if content else {}})["kept"]
         yield
-        changed = before._changed()
-        before._taken(changed)  # refuses what cannot be restored
-        self._write(present, changed)
+        before._check_forms()
+        changes = before._changes()
+        before._taken(changes)  # refuses what cannot be restored
+        self._write(present, changes)
 
     # Comparing ranks
 
@@ -197,7 +261,7 @@ class ObjectState:
         paths = {id(node.value): f"{self._text(node.path)}, " for node in self._nodes.values()}
         return [
             f"{paths.get(id(one), '')}an object of type {type(one).__qualname__}"
-            for one in (*(node.value for node in self._nodes.values()), *self._tuples)
+            for one in (*(node.value for node in self._nodes.values()), *self._held.values())
             if (is_users(type(one)) or isinstance(one, torch.optim.Optimizer))
             and declares_state(one)
         ]
@@ -210,16 +274,12 @@ class ObjectState:
         found: dict[str, list[str]] = {}
         for path, node in self._nodes.items():
             if not path.startswith("@"):
-                name, its, told = _with_type(node), self._signature(node), self._told(node)
-                found[name] = [repr(its.rest), repr(told.rest)]
+                name, its = _with_type(node), self._signature(node)
+                own = self._signature(node, told=True)
                 found |= {
-                    f"{name} {key}": [repr(one), repr(told.attributes.get(key))]
-                    for key, one in its.attributes.items()
+                    f"{name} {key}": [repr(one), repr(own.get(key))] for key, one in its.items()
                 }
         return found
-
-    def _told(self, node: _Node) -> Signature:
-        return self._signature(node, told=True)
 
     def chosen(
         self, names: Collection[str], common: Collection[str], *, lost: str, remedy: str
@@ -241,22 +301,23 @@ class ObjectState:
         other._table = {
             key: path
             for key, path in self._table.items()
-            if there[path] in common or there[path] not in names
+            if f"{there[path]} " in common or f"{there[path]} " not in names
         }
         parts: dict[str, set[str]] = {}
         for name in names:
-            path, kind, *attribute = name.split(" ")
-            parts.setdefault(f"{path} {kind}", set()).update(attribute)
-
-        def content(node: _Node) -> tuple[Any, ...]:
-            name = there[node.path]
-            attributes = node.kind.attributes(node.value)
-            sent = {key: part for key, part in attributes.items() if key in parts[name]}
-            gone = [key for key in parts[name] if key not in attributes]
-            return sent, gone, *([node.kind.read(node.value)] if name in names else [])
-
-        wanted = [path for path, name in there.items() if name in parts and name in common]
-        return other._taken(wanted, content)
+            path, kind, attribute = name.split(" ")
+            parts.setdefault(f"{path} {kind}", set()).add(attribute)
+        content: dict[str, _Content] = {}
+        for path, name in there.items():
+            if name in parts and f"{name} " in common:
+                node = self._nodes[path]
+                if node.kind in (OPAQUE, ITERATOR):
+                    other._refuse(path, node.value, other._what)
+                there_now = node.kind.content(node.value)
+                sent = {key: part for key, part in there_now.items() if key in parts[name]}
+                gone = [key for key in parts[name] if key not in there_now]
+                content[path] = _Content(sent, gone)
+        return other._taken(content)
 
     def take(self, state: Mapping[str, Any], names: Collection[str]) -> None:
         """Restore the values of the first rank, which sends nothing to itself.
@@ -273,243 +334,224 @@ class ObjectState:
         self.load_state_dict(state)
         self._look()
         for path, node in self._nodes.items():
-            name, before = _with_type(node), self._built[path]
-            attributes = {
-                key: None if f"{name} {key}" in names else its
-                for key, its in before.attributes.items()
-            }
-            rest = object() if name in names else before.rest
-            self._built[path] = Signature(attributes, rest)
+            for key in self._built[path]:
+                if f"{_with_type(node)} {key}" in names:
+                    self._built[path][key] = _Unknown()
 
-    # Finding and comparing values
+    # Comparing values
 
-    def _reach(self) -> dict[str, _Node]:
-        """Return all objects below the roots that may change, by the first path to each."""
-        found: dict[str, _Node] = {}
-        seen = set(self._left_out)
-        # not recursive: models may be nested deeper than Python's stack
-        waiting: deque[tuple[str, Any]] = deque(self._roots.items())
-        while waiting:
-            path, value = waiting.popleft()
-            if type(value) in ATOMS or id(value) in seen:
-                continue
-            try:
-                kind = kind_of(value)
-            except Exception:  # an object of the user's may raise anything
-                kind = OPAQUE
-            if kind is None:
-                continue
-            seen.add(id(value))
-            path = (kind is not OPAQUE and named(value)) or path
-            while path in found:  # as a closure's variable and a function's attribute of one name
-                path += "'"
-            if path == TASK:
-                kind = ATTRIBUTES
-            elif id(value) in self._stored and isinstance(value, torch.optim.Optimizer):
-                kind = SAVED_OPTIMIZER
-            if kind is BY_VALUE:
-                self._tuples.append(value)
-            else:
-                found[path] = _Node(path, value, kind)
-            if is_users(type(value)):
-                waiting.append((f"{path}.class", type(value)))
-            if plain_digest(value) is not None:
-                continue
-            try:
-                waiting.extend((path + step, part) for step, part in list(kind.parts(value)))
-            # objects of the user may raise anything
-            except Exception:
-                found[path] = _Node(path, value, OPAQUE)
-        return found
-
-    def _changed(self) -> list[str]:
-        return [path for path, its in self._signatures().items() if its != self._built[path]]
-
-    def _signatures(self) -> dict[str, Signature]:
+    def _signatures(self) -> dict[str, _Signatures]:
         return {path: self._signature(node) for path, node in self._nodes.items()}
 
-    def _signature(self, node: _Node, *, told: bool = False) -> Signature:
+    def _signature(self, node: _Node, *, told: bool = False) -> _Signatures:
         """Return what changes when the value changes."""
         value = node.value
         if node.kind is OPAQUE:
-            return Signature({}, type(value).__qualname__)
+            return {"": _Signature(type(value).__qualname__)}
         if isinstance(value, Tensor):
             shape = None if is_lazy(value) else tuple(value.shape)
-            flags = shape, str(value.dtype), is_trained(value)
-            values = None if id(value) in self._stored else tensor_signature(value)
-            return Signature({}, (flags, values))
+            is_saved = node.kind is SAVED_TENSOR
+            values = None if is_saved else computed_once(tensor_signature, value)
+            digest = (shape, str(value.dtype), is_trained(value)), values
+            own = _Signature(digest, not is_saved and value.is_floating_point())
+            its = node.kind.attributes(value)
+            return {name: self._sign(part, told) for name, part in its.items()} | {"": own}
         if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-            return Signature({}, array_signature(value))
+            return {"": _Signature(computed_once(array_signature, value))}
         if isinstance(value, (list, dict, set)) and not told:
-            digest = plain_digest(value)
-            if digest is not None and not getattr(value, "__dict__", None):
-                return Signature({}, digest)
+            flat = plain_digest(value)
+            if flat is not None and not getattr(value, "__dict__", None):
+                return {"": _Signature(flat)}
         try:
-            attributes, rest = self._attributes(node), node.kind.read(value)
-        # objects of the user may raise anything; `_taken` says what it means
-        except Exception as problem:
-            return Signature({}, type(problem).__name__)
-        found = {name: self._sign(part, told) for name, part in attributes.items()}
-        return Signature(found, (type(value).__qualname__, self._sign(rest, told)))
+            content = node.kind.content(value)
+        except Exception:  # objects of the user may raise anything
+            return {"": _Unknown()}
+        return {name: self._sign(part, told) for name, part in content.items()}
 
-    def _sign(self, value: Any, told: bool) -> object:
+    def _sign(self, value: Any, told: bool) -> _Signature | _Unknown:
         if type(value) in ATOMS and not told:
-            return repr(value)
+            return _Signature(repr(value))
         file = io.BytesIO()
+        signing = _Signing(file, self._table, self._held, told=told)
         try:
-            _Pickler(file, self._table, told=told).dump(value)
-        except Exception as problem:  # as above; another object at this place is noticed
-            return type(problem).__name__, None if told else id(value)
-        return zlib.crc32(file.getbuffer())
-
-    def _made_of(self, node: _Node) -> object:
-        """Return what changes with the arguments of which pickle would make an object."""
-        file = io.BytesIO()
-        try:
-            if (arguments := node.kind.arguments(node.value)) is None:
-                return None
-            _Pickler(file, self._table).dump(arguments)
+            signing.dump(value)
         except Exception:  # as above
-            return None
-        return zlib.crc32(file.getbuffer())
+            return _Unknown()
+        return _Signature(zlib.crc32(file.getbuffer()), signing.has_tensors, signing.is_refused)
+
+    def _all_forms(self) -> dict[str, dict[str, tuple[object, str]]]:
+        """Return of each object what no newly built one can be given, and a text for its change.
+
+        Its class, the arguments that it is made of, the members of a module, and for a tensor
+        which others share its memory.
+        """
+        sharing: dict[object, list[str]] = {}
+        for path, node in self._nodes.items():
+            if node.kind is not OPAQUE and isinstance(node.value, Tensor):
+                sharing.setdefault(memory_of(node.value), []).append(path)
+        sharing.pop(None, None)
+        return {
+            path: self._form(node, sharing)
+            for path, node in self._nodes.items()
+            if node.kind is not OPAQUE
+        }
+
+    def _form(
+        self, node: _Node, sharing: Mapping[object, list[str]]
+    ) -> dict[str, tuple[object, str]]:
+        value = node.value
+        if isinstance(value, Tensor):
+            if node.kind is SAVED_TENSOR:
+                return {}
+            others = sharing.get(memory_of(value), [])
+            return {"": (len(others) > 1 and others, "shares memory with others than before")}
+        if isinstance(value, LazyModuleMixin):
+            return {}  # it changes as its shapes become known
+        file, made_of = io.BytesIO(), None
+        with contextlib.suppress(Exception):  # as above
+            if (arguments := node.kind.arguments(value)) is not None:
+                _Signing(file, self._table, self._held).dump(arguments)
+                made_of = zlib.crc32(file.getbuffer())
+        what = "is made of other arguments than before; assign a new one instead"
+        form: dict[str, tuple[object, str]] = {"": (made_of, what)}
+        if isinstance(value, nn.Module):
+            form |= _members(value)
+        return form | {"class": (type(value), "is of another class than when it was built")}
+
+    def _check_forms(self) -> None:
+        """Refuse what no newly built object can be given."""
+        forms = self._all_forms()
+        for path, before in self._forms.items():
+            value = self._nodes[path].value
+            if not before:
+                continue
+            now = forms[path]
+            for name in sorted(before.keys() | now.keys(), key=before.__contains__):
+                there, what = now.get(name) or before[name]
+                if name not in now or name not in before or before[name][0] != there:
+                    how = "replaced" if name in before else "registered"
+                    how = how if name in now else "removed"
+                    what = what if name in ("", "class") else f"{what} {how} after it was built"
+                    is_whole = name in ("", "class")
+                    self._refuse(
+                        path if is_whole else f"{path}.{name}", value if is_whole else None, what
+                    )
 
     # Saving
 
-    def _taken(
-        self,
-        paths: Iterable[str],
-        content_of: Callable[[_Node], tuple[Any, ...]] | None = None,
-        *,
-        skip: bool = False,
-    ) -> dict[str, Any]:
-        """Return what has changed at some paths, pickled together.
-
-        Args:
-            paths: The paths.
-            content_of: Returns of an object the attributes, those that are gone, and the rest;
-                None: what has changed.
-            skip: Leave out what cannot be restored, instead of refusing it.
-        """
-        content: dict[str, Any] = {}
-        names: set[str] = set()
-        for path in paths:
-            node = self._nodes[path]
-            if node.kind is ITERATOR and not skip:
-                self._refuse(path, node.value, "has moved on since it was built")
-            if node.kind in (OPAQUE, ITERATOR):
-                if self._what != ObjectState._what and not skip:  # another one on another rank
-                    self._refuse(path, node.value, self._what)
-                continue
-            try:
-                self._check_form(node)
-                part = (content_of or self._changes)(node)
-                tensors: list[Tensor] = []
-                _Pickler(io.BytesIO(), self._table, tensors).dump(part)
-                content[path] = (type(node.value).__qualname__, *part)
-            except TaskError:
-                if not skip:
-                    raise
-            # as above
-            except Exception as problem:
-                if not skip:
-                    self._refuse_part(node, problem)
-            else:
-                if any(one.is_floating_point() for one in tensors):
-                    names |= set(self._with_tensors(node, part))
-        if not content:
-            return {}
-        file, tensors = io.BytesIO(), []
-        _Pickler(file, self._table, tensors).dump(content)
-        return {"pickle": file.getvalue(), "tensors": tensors, "names": sorted(names)}
-
-    def _whole(self, node: _Node) -> tuple[Any, ...]:
-        """Return all that there is of an object."""
-        return self._attributes(node), None, node.kind.read(node.value)
-
-    def _changes(self, node: _Node) -> tuple[Any, ...]:
-        """Return the attributes of an object that have changed, those that are gone, and the rest.
+    def _changes(self) -> dict[str, _Content]:
+        """Return what has changed of each object, and the names of attributes that are gone.
 
         What has not changed stays as the resumed run builds it, which may have other options.
         """
-        value = node.value
-        if isinstance(value, Tensor) and id(value) in self._stored:
-            return {}, (), (None, is_trained(value))
-        now, before = self._signature(node), self._built[node.path]
-        attributes = self._attributes(node)
-        gone = [name for name in before.attributes if name not in attributes]
-        attributes = {
-            name: part
-            for name, part in attributes.items()
-            if name not in before.attributes or before.attributes[name] != now.attributes.get(name)
-        }
-        return attributes, gone, *([] if now.rest == before.rest else [node.kind.read(value)])
-
-    def _attributes(self, node: _Node) -> dict[str, Any]:
-        """Return the attributes of an object, without those that a resumed run makes again.
-
-        A handle that is opened at its first use was None, or not there, when the run was built.
-        """
-        attributes = node.kind.attributes(node.value)
-        known = self._built.get(node.path) if hasattr(self, "_built") else None
-        if known is None:
-            return attributes
-        for name, part in list(attributes.items()):
-            before = known.attributes.get(name)
-            if before not in (None, "None") or type(part) in ATOMS or id(part) in self._table:
+        found: dict[str, _Content] = {}
+        for path, before in self._built.items():
+            node = self._nodes[path]
+            now = self._signature(node)
+            if now == before:
                 continue
+            if node.kind is ITERATOR:
+                self._refuse(path, node.value, "has moved on since it was built")
+            if node.kind is OPAQUE:
+                self._refuse(path, node.value, "is of another class than when it was built")
             try:
-                _Pickler(io.BytesIO(), self._table, []).dump(part)
-            except Exception:  # as above
-                is_position = hasattr(type(part), "__next__") or isinstance(part, io.IOBase)
-                if is_position or self._late.setdefault(f"{node.path}.{name}", part) is not part:
-                    raise
-                attributes[name] = None
-                if before is None:
-                    del attributes[name]
-        return attributes
-
-    def _check_form(self, node: _Node) -> None:
-        """Refuse what no newly built object can be given: other members, other arguments."""
-        built_as = self._types[node.path]
-        if node.kind is OPAQUE or issubclass(built_as, (Tensor, LazyModuleMixin)):
-            return  # they change as their shapes become known
-        if self._made_of(node) != self._arguments[node.path]:
-            self._refuse(node.path, node.value, "is made of other arguments than before")
-        if built_as is not type(node.value):
-            self._refuse(node.path, node.value, "is of another class than when it was built")
-        if not isinstance(node.value, nn.Module):
-            return
-        before, now = self._members[node.path], _members(node.value)
-        for name in sorted(before.keys() | now.keys(), key=before.__contains__):
-            if before.get(name) != now.get(name):
-                how = "replaced" if name in now else "removed"
-                how = how if name in before else "registered"
-                parameters = node.value._parameters
-                what = "hook" if name.startswith("hooks[") else "module"
-                what = "parameter" if name in parameters else what
-                self._refuse(
-                    f"{node.path}.{name}", None, f"is a {what} that was {how} after it was built"
+                content = node.kind.content(node.value)
+            except Exception as problem:  # objects of the user may raise anything
+                self._refuse(path, node.value, f"cannot be saved ({problem!r})")
+            changed = {
+                name: part
+                for name, part in content.items()
+                if name not in before or before[name] != now.get(name)
+            }
+            for name in [*changed]:
+                if now.get(name, _Unknown()).is_refused and self._is_made_late(
+                    f"{path}.{name}", before.get(name), changed[name]
+                ):
+                    del changed[name]
+            gone = [name for name in before if name not in content]
+            if changed or gone:
+                found[path] = _Content(
+                    changed,
+                    gone,
+                    [name for name in changed if now.get(name, _Unknown()).has_tensors],
                 )
+        return found
 
-    def _with_tensors(self, node: _Node, content: tuple[Any, ...]) -> Iterator[str]:
-        """Yield the attributes of the task under which tensors are saved."""
-        root, _, below = node.path.partition(".")
-        if root == TASK and below:
-            yield below.partition(".")[0].partition("[")[0]
-        for name, part in content[0].items() if node.path == TASK else ():
-            tensors: list[Tensor] = []
-            _Pickler(io.BytesIO(), self._table, tensors).dump(part)
-            if tensors:
-                yield name
+    def _is_made_late(self, path: str, before: Any, part: object) -> bool:
+        """Whether an attribute is what the code makes at its first use, as it opens a handle.
+
+        It was None, or not there, when the run was built, and is the same one at each save.
+        """
+        if before not in (None, _Signature("None")):
+            return False
+        is_position = hasattr(type(part), "__next__") or isinstance(part, io.IOBase)
+        is_code = isinstance(part, (types.FunctionType, types.MethodType))
+        return not is_position and not is_code and self._late.setdefault(path, part) is part
+
+    def _taken(self, content: dict[str, _Content]) -> dict[str, Any]:
+        """Return parts of some objects, pickled together.
+
+        Raises:
+            TaskError: pickle refuses one of them.
+        """
+        if not content:
+            return {}
+        try:
+            return self._pickled(content)
+        except Exception as problem:  # objects of the user may raise anything
+            first: dict[str, _Content] = {}
+            for path, its in content.items():
+                first[path] = its
+                try:
+                    self._pickled(first)
+                except Exception as found:  # as above
+                    self._refuse_part(self._nodes[path], found)
+            raise AssertionError("all parts can be saved, and the whole cannot") from problem
+
+    def _pickled(self, content: dict[str, _Content]) -> dict[str, Any]:
+        saving = _Saving(self._table, self._memory)
+        named = {}
+        for path, its in content.items():
+            value = self._nodes[path].value
+            named[path] = type(value).__qualname__, its.parts, its.gone
+            if isinstance(value, Tensor) and isinstance(its.parts.get("", (None,))[0], Tensor):
+                saving.own.add(id(its.parts[""][0]))
+        saved = saving.saved(named)
+        names: set[str] = set()
+        for path, its in content.items():
+            root, _, below = path.partition(".")
+            if path == TASK:
+                names.update(its.with_tensors)
+            elif root == TASK and its.with_tensors:
+                names.add(below.partition(".")[0].partition("[")[0])
+        return saved | {"names": sorted(names)}
+
+    def _memory(self) -> dict[object, tuple[str, object]]:
+        """Return path and value of one of those that share each memory; no path: it may move."""
+        found: dict[object, tuple[str, object]] = {}
+        for one in self._stored.values():
+            if isinstance(one, Tensor):
+                found[memory_of(one)] = "", one
+        for value in self._others.values():
+            if isinstance(value, (Tensor, numpy.ndarray)):
+                found[memory_of(value)] = "", value
+        for path, node in self._nodes.items():
+            value = node.value
+            if node.kind is OPAQUE or not isinstance(value, (Tensor, numpy.ndarray)):
+                continue
+            stays = False
+            if isinstance(value, Tensor) and not has_overlap(value):
+                before = self._built[path][""].digest[0]
+                stays = before[:2] == (tuple(value.shape), str(value.dtype))
+            found[memory_of(value)] = path if stays else "", value
+        return found
 
     def _refuse_part(self, node: _Node, problem: Exception) -> NoReturn:
         """Refuse the part of an object that pickle refuses."""
         with contextlib.suppress(Exception):  # of `read`
             for step, part in node.kind.parts(node.value):
-                if type(part) in ATOMS or id(part) in self._table:
-                    continue
                 try:
-                    _Pickler(io.BytesIO(), self._table, []).dump(part)
+                    _Saving(self._table, self._memory).saved(part)
                 except Exception as found:  # as above
                     node, problem = _Node(node.path + step, part, OPAQUE), found
                     break
@@ -536,22 +578,23 @@ class ObjectState:
         try:
             found = _Unpickler(state, self, trusted=trusted).load()
             # Sets and dicts last: they need the hashes of their members.
-            for path, content in sorted(found.items(), key=self._has_hashes):
+            for path, content in sorted(found.items(), key=self._order):
                 if paths is None or path in paths:
                     where = self._text(path)
                     node = self._nodes[path]
-                    kind, attributes, gone, *rest = content
+                    kind, parts, gone = content
                     is_other = kind != type(node.value).__qualname__
                     if is_other and not isinstance(node.value, (LazyModuleMixin, Tensor)):
                         raise TypeError(f"it is a {type(node.value).__qualname__}, not a {kind}")
                     if gone is None:  # it has all that is there
-                        gone = node.kind.attributes(node.value).keys() - attributes.keys()
+                        gone = node.kind.attributes(node.value).keys() - parts.keys()
                     for name in gone:
                         node.kind.remove(node.value, name)
-                    for name, part in attributes.items():
-                        node.kind.put(node.value, name, part)
-                    for state in rest:
-                        node.kind.write(node.value, state)
+                    for name, part in parts.items():
+                        if name:
+                            node.kind.put(node.value, name, part)
+                    if "" in parts:
+                        node.kind.write(node.value, parts[""])
         # as above
         except Exception as problem:
             raise CheckpointError(
@@ -560,19 +603,70 @@ class ObjectState:
                 "and the configuration that wrote it, or start a new run"
             ) from problem
 
-    def _has_hashes(self, item: tuple[str, Any]) -> bool:
-        return item[0] in self._nodes and isinstance(self._nodes[item[0]].value, (set, dict))
+    def _order(self, item: tuple[str, Any]) -> int:
+        """Return when an object is written: after those whose values or hashes it may read."""
+        node = self._nodes.get(item[0])
+        if node is None or isinstance(node.value, (Tensor, numpy.ndarray)):
+            return 0
+        if isinstance(node.value, (set, dict)):
+            return 3
+        return 2 if node.kind is DECLARED else 1
 
     def at(self, path: str) -> object:
         """Return the object at a path."""
-        if path not in self._nodes:
+        if path in self._nodes:
+            return self._nodes[path].value
+        if path not in self._others:
             raise LookupError(f"there is no {self._text(path)}")
-        return self._nodes[path].value
+        return self._others[path]
 
-    @property
-    def device(self) -> torch.device:
-        """Where tensors go that were on a device."""
-        return self._device
+
+def _reach(
+    roots: Mapping[str, object],
+    seen: set[int],
+    stored: Collection[int] = (),
+    held: dict[int, object] | None = None,
+) -> dict[str, _Node]:
+    """Return all objects below some roots that may change, by the first path to each.
+
+    Args:
+        roots: The objects by name.
+        seen: The ids of objects that are not looked at; receives those that have been.
+        stored: The ids of tensors and optimizers whose states are saved elsewhere.
+        held: Receives objects whose ids must not be used again.
+    """
+    found: dict[str, _Node] = {}
+    # not recursive: models may be nested deeper than Python's stack
+    waiting: deque[tuple[str, Any]] = deque(roots.items())
+    while waiting:
+        path, value = waiting.popleft()
+        if type(value) in ATOMS or id(value) in seen:
+            continue
+        try:
+            kind = by_attributes(value) if path == TASK else kind_of(value)
+        except Exception:  # an object of the user's may raise anything
+            kind = OPAQUE
+        if kind is None:
+            continue
+        seen.add(id(value))
+        path = (kind is not OPAQUE and named(value)) or path
+        while path in found:  # as a closure's variable and a function's attribute of one name
+            path += "'"
+        if id(value) in stored:
+            kind = SAVED_TENSOR if isinstance(value, Tensor) else SAVED_OPTIMIZER
+        if kind is not BY_VALUE:
+            found[path] = _Node(path, value, kind)
+        elif held is not None:
+            held[id(value)] = value
+        if is_users(type(value)):
+            waiting.append((f"{path}.class", type(value)))
+        if plain_digest(value) is not None:
+            continue
+        try:
+            waiting.extend((path + step, part) for step, part in list(kind.parts(value)))
+        except Exception:  # as above
+            found[path] = _Node(path, value, OPAQUE)
+    return found
 
 
 def dumps(value: object, what: str) -> dict[str, Any]:
@@ -581,16 +675,13 @@ def dumps(value: object, what: str) -> dict[str, Any]:
     Raises:
         TaskError: pickle refuses it.
     """
-    file = io.BytesIO()
-    tensors: list[Tensor] = []
     try:
-        _Pickler(file, {}, tensors).dump(value)
+        return _Saving({}, dict).saved(value) | {"names": []}
     except Exception as problem:  # an object of the user's may raise anything
         raise TaskError(
             f"{what} cannot be saved ({problem}); a state holds what pickle takes: tensors, "
             "arrays, numbers, strings and collections of them"
         ) from problem
-    return {"pickle": file.getvalue(), "tensors": tensors, "names": []}
 
 
 def loads(state: Mapping[str, Any]) -> Any:
@@ -599,12 +690,52 @@ def loads(state: Mapping[str, Any]) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes objects; those that a run builds anew by their path, and tensors beside the pickle.
+    """Writes objects; those that a run builds anew by their path.
 
     Args:
         file: Receives the pickle.
         table: The paths of objects by id.
-        tensors: Receives the tensors; None: only their signatures are written.
+    """
+
+    def __init__(self, file: io.BytesIO, table: Mapping[int, str]) -> None:
+        super().__init__(file, 5)
+        self._table = table
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for an object in the pickle; None for all others."""
+        if type(value) in ATOMS:
+            return None
+        if (path := self._table.get(id(value))) is not None:
+            return "at", path
+        if isinstance(value, types.ModuleType):
+            return "module", value.__name__
+        return self._of_tensor(value) if isinstance(value, Tensor) else None
+
+    def _of_tensor(self, value: Tensor) -> Any:
+        raise NotImplementedError
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return what pickle saves of an object that is not of a class of its own.
+
+        Raises:
+            pickle.PicklingError: It is a function put on an object, which is found by no name.
+        """
+        if isinstance(value, types.MethodType):
+            owner = value.__self__
+            kind = owner if isinstance(owner, type) else type(owner)
+            declared = getattr(kind, value.__name__, None)
+            if getattr(declared, "__func__", declared) is not value.__func__:
+                raise pickle.PicklingError(f"{value.__qualname__} is no method of its class")
+        return NotImplemented
+
+
+class _Signing(_Pickler):
+    """Writes what changes when an object changes.
+
+    Args:
+        file: Receives the pickle.
+        table: The paths of objects by id.
+        held: Receives what pickle refuses, which is compared by its identity.
         told: Leave out what may differ from process to process: of an absolute path all but the
             name, all of one below the directory of temporary files, and the number of a device.
     """
@@ -613,41 +744,144 @@ class _Pickler(pickle.Pickler):
         self,
         file: io.BytesIO,
         table: Mapping[int, str],
-        tensors: list[Tensor] | None = None,
+        held: dict[int, object],
         *,
         told: bool = False,
     ) -> None:
-        super().__init__(file, 5)
-        self._table, self._tensors, self._told = table, tensors, told
-        self._numbers: dict[int, tuple[int, Tensor]] = {}
+        super().__init__(file, table)
+        self._held, self._told = held, told
+        self.has_tensors = self.is_refused = False
 
     def persistent_id(self, value: Any) -> Any:
         """Return what stands for an object in the pickle; None for all others."""
-        if type(value) in ATOMS:
-            if self._told and type(value) is str and os.path.isabs(value):
-                is_temporary = Path(value).is_relative_to(tempfile.gettempdir())
-                return "path", "" if is_temporary else Path(value).name
-            return None
-        if (path := self._table.get(id(value))) is not None:
-            return (
-                ("at", path, type(value).__qualname__) if self._tensors is None else ("at", path)
-            )
-        if isinstance(value, Tensor):
-            return self._of_tensor(value)
-        if isinstance(value, types.ModuleType):
-            return "module", value.__name__
+        if self._told and type(value) is str and os.path.isabs(value):
+            is_temporary = Path(value).is_relative_to(tempfile.gettempdir())
+            return "path", "" if is_temporary else Path(value).name
         if self._told and isinstance(value, torch.device):
             return "device", value.type
-        return None
+        found = super().persistent_id(value)
+        return (*found, type(value).__qualname__) if found and found[0] == "at" else found
 
     def _of_tensor(self, value: Tensor) -> Any:
+        self.has_tensors |= value.is_floating_point()
         how = isinstance(value, nn.Parameter), is_trained(value), value.device.type != "cpu"
-        if self._tensors is None:
-            return "signature", tensor_signature(value), how
+        return "signature", tensor_signature(value), how, attributes_of(value)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return what pickle saves of an object, and a stand-in for one that it refuses."""
+        try:
+            super().reducer_override(value)
+            if isinstance(value, (types.FunctionType, type)):
+                if is_found(value):
+                    return NotImplemented
+            elif type(value) in copyreg.dispatch_table:
+                return NotImplemented
+            else:
+                return value.__reduce_ex__(5)
+        except Exception:  # an object of the user's may raise anything
+            pass
+        self.is_refused = True
+        self._held[id(value)] = value
+        return tuple, ([type(value).__qualname__, None if self._told else id(value)],)
+
+
+class _Saving(_Pickler):
+    """Writes objects to be restored, with tensors beside the pickle.
+
+    Tensors that share memory share it when they are restored; arrays that do are refused.
+
+    Args:
+        table: The paths of objects by id.
+        memory: Returns path and value of one of the built objects that share each memory.
+    """
+
+    def __init__(
+        self,
+        table: Mapping[int, str],
+        memory: Callable[[], dict[object, tuple[str, object]]],
+    ) -> None:
+        self._file = io.BytesIO()
+        super().__init__(self._file, table)
+        self._read_memory = memory
+        self._built: dict[object, tuple[str, object]] | None = None
+        self._new: dict[object, tuple[int, object]] = {}
+        self._numbers: dict[int, tuple[Any, object]] = {}
+        self._tensors: list[Tensor] = []
+        self._shared: set[int] = set()
+        self.own: set[int] = set()
+        """The ids of tensors with the values of built ones, which share their memory."""
+
+    def saved(self, value: object) -> dict[str, Any]:
+        """Return the pickle of a value, its tensors, and the numbers of those of whole memories.
+
+        Raises:
+            Exception: pickle refuses it, with the error of an object of the user's.
+        """
+        self.dump(value)
+        tensors, shared = self._tensors, sorted(self._shared)
+        return {"pickle": self._file.getvalue(), "tensors": tensors, "shared": shared}
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for an object in the pickle; None for all others."""
+        found = super().persistent_id(value)
+        if found is None and type(value) in (numpy.ndarray, numpy.recarray):
+            memory = memory_of(value)
+            if memory is not None:
+                _, first = self._base(memory) or self._new.setdefault(memory, (0, value))
+                if first is not value:
+                    self._refuse_shared(value)
+        return found
+
+    def _base(self, memory: object) -> tuple[str, object] | None:
+        if memory is None:
+            return None
+        if self._built is None:
+            self._built = self._read_memory()
+        return self._built.get(memory)
+
+    def _refuse_shared(self, value: object) -> NoReturn:
+        raise pickle.PicklingError(
+            f"a {type(value).__name__} is a view of another value, and a resumed run would have a "
+            "copy; keep a copy of it by .copy() or .clone(), or make the view where it is used"
+        )
+
+    def _of_tensor(self, value: Tensor) -> Any:
         if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._tensors), value  # kept, as is its id
-            self._tensors.append(value.detach())
-        return "tensor", self._numbers[id(value)][0], *how
+            how = isinstance(value, nn.Parameter), is_trained(value), value.device.type != "cpu"
+            source, form = self._source(value), None
+            if memory_of(value) is not None:
+                form = tuple(value.shape), value.stride(), value.storage_offset()
+            written = "tensor", len(self._numbers), source, form, how, attributes_of(value)
+            self._numbers[id(value)] = written, value  # kept, as is its id
+        return self._numbers[id(value)][0]
+
+    def _source(self, value: Tensor) -> int | str:
+        """Return the path of a built tensor with a tensor's memory, or the number of a new one."""
+        memory = None if id(value) in self.own else memory_of(value)
+        if (base := self._base(memory)) is not None:
+            path, other = base
+            if not path or not isinstance(other, Tensor) or other.dtype != value.dtype:
+                self._refuse_shared(value)
+            return path
+        if memory in self._new:
+            number, other = self._new[memory]
+            size = value.untyped_storage().nbytes()
+            if (
+                not isinstance(other, Tensor)
+                or other.dtype != value.dtype
+                or size % value.itemsize
+            ):
+                self._refuse_shared(value)
+            if number not in self._shared:
+                self._shared.add(number)
+                self._tensors[number] = value.detach().as_strided(
+                    (size // value.itemsize,), (1,), 0
+                )
+            return number
+        if memory is not None:
+            self._new[memory] = len(self._tensors), value
+        self._tensors.append(value.detach())
+        return len(self._tensors) - 1
 
 
 class _Unpickler(pickle.Unpickler):
@@ -663,6 +897,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(state["pickle"]))
         self._saved, self._objects, self._trusted = state, objects, trusted
         self._tensors: dict[int, Tensor] = {}
+        self._memories: dict[int, Tensor] = {}
 
     def persistent_load(self, written: Any) -> Any:
         """Return the object for which something stands in the pickle."""
@@ -673,14 +908,31 @@ class _Unpickler(pickle.Unpickler):
             return sys.modules[name]
         if kind == "tensor":
             if name not in self._tensors:
-                self._tensors[name] = self._tensor(self._saved["tensors"][name], *rest)
+                self._tensors[name] = self._tensor(*rest)
             return self._tensors[name]
         raise pickle.UnpicklingError(f"{kind} cannot be read")
 
-    def _tensor(self, saved: Tensor, is_parameter: bool, trains: bool, on_device: bool) -> Tensor:
-        where = self._objects.device if on_device else torch.device("cpu")
-        value = saved.detach().to(where, copy=True)
-        return nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
+    def _tensor(
+        self, source: int | str, form: Any, how: tuple[bool, ...], attributes: dict[str, Any]
+    ) -> Tensor:
+        is_parameter, trains, on_device = how
+        value: Any
+        if isinstance(source, str):
+            value = self._objects.at(source)
+        elif source not in self._memories:
+            where = self._objects.device if on_device else torch.device("cpu")
+            value = self._saved["tensors"][source].detach().to(where, copy=True)
+            self._memories[source] = value
+        else:
+            value = self._memories[source]
+        value = value.detach()
+        if isinstance(source, str) or source in self._saved.get("shared", ()):
+            value = value.as_strided(*form)
+        made: Tensor = (
+            nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
+        )
+        vars(made).update(attributes)
+        return made
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or function of a module that this run has imported.
@@ -721,23 +973,44 @@ def _with_type(node: _Node) -> str:
     return f"{node.path.replace(' ', '_')} {type(node.value).__qualname__}"
 
 
-def _members(module: nn.Module) -> dict[str, int]:
-    members = {**module._parameters, **module._modules}
+def _members(module: nn.Module) -> dict[str, tuple[object, str]]:
     hooks = {f"hooks[{n}]": hook for n, hook in enumerate(hooks_of(module))}
-    return {name: id(one) for name, one in (members | hooks).items() if one is not None}
+    forward = {"forward": vars(module)["forward"]} if "forward" in vars(module) else {}
+    groups: dict[str, Mapping[str, object]] = {
+        "parameter": module._parameters,
+        "module": module._modules,
+        "hook": hooks,
+        "function": forward,
+    }
+    return {
+        name: (id(one), f"is a {what} that was")
+        for what, group in groups.items()
+        for name, one in group.items()
+        if one is not None
+    }
 
 
 def move_modules(task: object, data: object, device: torch.device) -> None:
-    """Move the modules in a task's attributes, such as an average of the model, to a device."""
-    for _, module in held_modules(task, {id(one) for one in parts_left_out(data)}):
+    """Move the modules below a task, such as an average of the model, to a device.
+
+    Those of a data set stay, and those of the user's Python modules.
+    """
+    found = _reach({TASK: task}, {id(one) for one in parts_left_out(data).values()})
+    of_data = tuple(f"{path}." for path, node in found.items() if isinstance(node.value, Dataset))
+    for path, node in found.items():
+        module = node.value
+        if not isinstance(module, nn.Module) or not path.startswith(f"{TASK}."):
+            continue
+        if path.startswith(of_data) or node.kind is OPAQUE:
+            continue
         if all(one.device.type == "cpu" for one in (*module.parameters(), *module.buffers())):
             module.to(device)
 
 
-def parts_left_out(data: object) -> list[object]:
-    """Return the streams of a `Data`, whose positions are saved elsewhere."""
-    splits = [getattr(data, name, None) for name in ("train", "val", "test")]
-    return [split for split in splits if split is not None and is_stream(split)]
+def parts_left_out(data: object) -> dict[str, object]:
+    """Return the streams of a `Data` by name, whose positions are saved elsewhere."""
+    splits = {f"data.{name}": getattr(data, name, None) for name in ("train", "val", "test")}
+    return {name: one for name, one in splits.items() if one is not None and is_stream(one)}
 
 
 def run_objects(
@@ -778,7 +1051,7 @@ def run_objects(
     return ObjectState(
         roots,
         stored=[*model.parameters(), *persistent, *trained, *optimizers],
-        left_out=[*parts_left_out(data), *([] if whole_task else [task])],
+        left_out=parts_left_out(data) | ({} if whole_task or task is None else {TASK: task}),
         device=next((p.device for p in model.parameters()), None),
         names={TASK: type(task).__name__},
     )

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from trainable.errors import CheckpointError, TaskError
-from trainable.own_state import KeptState, LeftOut
+from trainable.left_out import LeftOut
+from trainable.object_state import ObjectState
 from trainable.ranks import Ranks
 from trainable.seeding import HostRngState
 from trainable.train_state import capture_random, check_state, restore_random
@@ -31,7 +32,7 @@ _BUILT_REMEDY = (
 
 
 def build_alike(
-    objects: Sequence[KeptState], digests: Sequence[Sequence[str]], ranks: Ranks
+    objects: Sequence[ObjectState], digests: Sequence[Sequence[str]], ranks: Ranks
 ) -> None:
     """Give the other ranks what the first one has built; every rank calls this.
 
@@ -100,7 +101,7 @@ class ChangesOfFirst:
         ranks: The ranks of the trial.
     """
 
-    def __init__(self, objects: Sequence[KeptState | LeftOut], ranks: Ranks) -> None:
+    def __init__(self, objects: Sequence[ObjectState | LeftOut], ranks: Ranks) -> None:
         self._objects, self._ranks = objects, ranks
         watched = objects if ranks.is_first and ranks.size > 1 else ()
         self._watched = [one.from_now(lost=_LOST) for one in watched]
@@ -129,7 +130,7 @@ class ChangesOfFirst:
                 _restore(self._objects, changes["changes"])
 
 
-def _restore(objects: Sequence[KeptState | LeftOut], changes: Sequence[Any]) -> None:
+def _restore(objects: Sequence[ObjectState | LeftOut], changes: Sequence[Any]) -> None:
     try:
         for one, entries in zip(objects, changes, strict=True):
             one.load_state_dict(entries)

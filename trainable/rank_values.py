@@ -16,7 +16,8 @@ from trainable.averaging import Average
 from trainable.default_evaluation import EvaluationSums, evaluation_sums
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.group_joining import hidden_group
-from trainable.own_state import KeptState, LeftOut
+from trainable.left_out import LeftOut
+from trainable.object_state import ObjectState
 from trainable.precision import Precision
 from trainable.rank_data import share_of
 from trainable.rank_sync import ChangesOfFirst
@@ -57,7 +58,7 @@ def evaluate(
     ranks: Ranks,
     take_logged: Callable[[], Sums],
     on_all: bool = False,
-    objects: Sequence[KeptState | LeftOut] = (),
+    objects: Sequence[ObjectState | LeftOut] = (),
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the metrics of a split, and those that it logs; every rank must call it.
 

@@ -20,7 +20,7 @@ import types
 import weakref
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -85,29 +85,47 @@ class Kind:
     def arguments(self, value: Any) -> Any:
         """Return what an object is made from, which cannot be restored in place."""
 
+    def content(self, value: Any) -> dict[str, Any]:
+        """Return the attributes by name, and the further state by the name ""."""
+        return {**self.attributes(value), "": self.read(value)}
 
-class _List(Kind):
+
+class _Attributes(Kind):
+    """An object whose state is its attributes."""
+
     def attributes(self, value: Any) -> dict[str, Any]:
         return _named(value)
 
+
+class _Container(_Attributes):
+    """A list, deque, set or bytearray; a class of the user's may give others by its methods.
+
+    The members of a set have no order by which a resumed run finds them again: they are no parts,
+    and are saved with it.
+
+    Args:
+        builtin: The class of which its class is.
+        copied: Makes a copy of the members.
+    """
+
+    def __init__(self, builtin: Any, copied: Any = list) -> None:
+        self._builtin, self._copied = builtin, copied
+
     def parts(self, value: Any) -> Iterator[Part]:
-        yield from ((f"[{index}]", part) for index, part in enumerate(self.read(value)))
+        if self._builtin in (list, deque):
+            yield from ((f"[{index}]", part) for index, part in enumerate(self.read(value)))
         yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
-        kind: Any = list if isinstance(value, list) else deque
-        return list(kind.__iter__(value))  # a class of the user's may give others
+        return self._copied(self._builtin.__iter__(value))
 
     def write(self, value: Any, state: Any) -> None:
-        kind: Any = list if isinstance(value, list) else deque
-        kind.clear(value)
-        kind.extend(value, state)
+        self._builtin.clear(value)
+        add = self._builtin.update if self._builtin is set else self._builtin.extend
+        add(value, state)
 
 
-class _Dict(Kind):
-    def attributes(self, value: Any) -> dict[str, Any]:
-        return _named(value)
-
+class _Dict(_Attributes):
     def parts(self, value: Any) -> Iterator[Part]:
         for index, (key, part) in enumerate(dict.items(value)):
             if type(key) in ATOMS:
@@ -127,20 +145,6 @@ class _Dict(Kind):
             kind.__setitem__(value, key, part)
 
 
-class _Set(Kind):
-    def attributes(self, value: Any) -> dict[str, Any]:
-        return _named(value)
-
-    # Its members have no order by which a resumed run finds them again. They are saved with it.
-
-    def read(self, value: Any) -> Any:
-        return list(set.__iter__(value))
-
-    def write(self, value: Any, state: Any) -> None:
-        set.clear(value)
-        set.update(value, state)
-
-
 class _ByValue(Kind):
     """A tuple, or an object that pickle makes from its arguments alone.
 
@@ -152,14 +156,6 @@ class _ByValue(Kind):
             yield from ((f"[{index}]", part) for index, part in enumerate(value))
         else:
             yield from _parts_of_reduced(value)
-
-
-class _Bytes(Kind):
-    def read(self, value: Any) -> Any:
-        return bytes(value)
-
-    def write(self, value: Any, state: Any) -> None:
-        value[:] = state
 
 
 class _File(Kind):
@@ -196,15 +192,27 @@ class _Iterator(Kind):
 
 class _Array(Kind):
     def read(self, value: Any) -> Any:
-        return torch.from_numpy(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8))
+        return torch.frombuffer(bytearray(value.tobytes()) or bytearray(1), dtype=torch.uint8)
 
     def write(self, value: Any, state: Any) -> None:
-        value[...] = numpy.frombuffer(state.numpy().tobytes(), value.dtype).reshape(value.shape)
+        content = state.numpy().tobytes()[: value.nbytes]
+        value[...] = numpy.ndarray(value.shape, value.dtype, content)
+
+    def arguments(self, value: Any) -> Any:
+        return value.shape, value.dtype.str
 
 
 class _Tensor(Kind):
+    """A tensor: its values, unless they are saved elsewhere, and its attributes."""
+
+    def __init__(self, *, is_saved: bool) -> None:
+        self._is_saved = is_saved
+
+    def attributes(self, value: Any) -> dict[str, Any]:
+        return attributes_of(value)
+
     def read(self, value: Any) -> Any:
-        return value.detach(), is_trained(value)
+        return None if self._is_saved else value.detach(), is_trained(value)
 
     def write(self, value: Any, state: Any) -> None:
         new, trains = state
@@ -217,6 +225,13 @@ class _Tensor(Kind):
                     value.data = new.to(value.device, copy=True)
         if value.is_leaf and value.requires_grad != trains:  # a lazy one refuses an equal value
             value.requires_grad_(trains)
+
+
+def attributes_of(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes that code has set on a tensor; a subclass keeps its own there."""
+    if not is_plain(tensor):
+        return {}
+    return {name: part for name, part in vars(tensor).items() if not name.startswith("_dynamo")}
 
 
 class _Module(Kind):
@@ -398,21 +413,16 @@ def _is_own(name: str) -> bool:
     return not name.startswith("__") and name not in _GLOBALS_LEFT_OUT
 
 
-class Reduced(Kind):
+class _Reduced(Kind):
     """Any other object: the state that pickle would save, given back as pickle would."""
 
-    def attributes(self, value: Any) -> dict[str, Any]:
-        return _named(value) if has_default_state(value) else {}
-
     def parts(self, value: Any) -> Iterator[Part]:
-        yield from super().parts(value) if has_default_state(value) else _parts_of_reduced(value)
+        return _parts_of_reduced(value)
 
     def read(self, value: Any) -> Any:
-        return None if has_default_state(value) else reduced(value)[2]
+        return reduced(value)[2]
 
     def arguments(self, value: Any) -> Any:
-        if has_default_state(value):
-            return None
         _, arguments, _, *items = reduced(value)
         return arguments, [list(one) for one in items if one is not None]
 
@@ -428,10 +438,6 @@ class Reduced(Kind):
 def _parts_of_reduced(value: Any) -> Iterator[Part]:
     _, arguments, state, *_ = reduced(value)
     yield from ((f".arguments[{n}]", part) for n, part in enumerate(arguments))
-    yield from _parts_of_state(state)
-
-
-def _parts_of_state(state: Any) -> Iterator[Part]:
     for group in state if isinstance(state, tuple) else (state,):
         if isinstance(group, dict):
             yield from ((f".{name}", part) for name, part in group.items())
@@ -472,7 +478,7 @@ def declares_state(value: Any) -> bool:
             return any(getattr(kind, n, None) is not getattr(base, n, None) for n in names)
     if isinstance(value, (tuple, list, dict, set, bytearray, Tensor, numpy.ndarray, type)):
         return False
-    return kind_of(value) is _DECLARED or not has_default_state(value)
+    return kind_of(value) is DECLARED or not has_default_state(value)
 
 
 def _named(value: Any) -> dict[str, Any]:
@@ -490,18 +496,19 @@ def _named(value: Any) -> dict[str, Any]:
 
 # Which kind an object is of
 
-_LIST, _DICT, _SET, _BYTES, _FILE, ITERATOR = (
-    _List(),
-    _Dict(),
-    _Set(),
-    _Bytes(),
-    _File(),
-    _Iterator(),
+_CONTAINERS: tuple[tuple[type, Kind], ...] = (
+    (dict, _Dict()),
+    (list, _Container(list)),
+    (deque, _Container(deque)),
+    (set, _Container(set)),
+    (bytearray, _Container(bytearray, bytes)),
+    (tuple, BY_VALUE := _ByValue()),
 )
-_ARRAY, _TENSOR, _MODULE, _DECLARED = _Array(), _Tensor(), _Module(), _Declared()
-_FUNCTION, _CLASS, _GLOBALS, ATTRIBUTES = _Function(), _Class(), _Globals(), Reduced()
+_FILE, ITERATOR, _ARRAY, _MODULE = _File(), _Iterator(), _Array(), _Module()
+SAVED_TENSOR, _TENSOR = _Tensor(is_saved=True), _Tensor(is_saved=False)
+_FUNCTION, _CLASS, _GLOBALS, DECLARED = _Function(), _Class(), _Globals(), _Declared()
+_ATTRIBUTES, _REDUCED = _Attributes(), _Reduced()
 SAVED_OPTIMIZER, _OPTIMIZER = _Optimizer(is_saved=True), _Optimizer(is_saved=False)
-BY_VALUE = _ByValue()
 OPAQUE = Kind()
 """Of an object that pickle refuses: what made it makes it again."""
 
@@ -515,10 +522,10 @@ def kind_of(value: Any) -> Kind | None:
         return _TENSOR
     if kind in weakref.ProxyTypes or _package(kind) in _OF_A_PROCESS:
         return OPAQUE
-    if kind in (numpy.ndarray, numpy.recarray) and value.dtype.kind != "O":
-        # a read-only array cannot change, and a memory map belongs to a file
-        constant = not value.flags.writeable or isinstance(value, numpy.memmap)
-        return None if constant or value.dtype.hasobject else _ARRAY
+    if kind is numpy.memmap:  # it belongs to a file
+        return None
+    if kind in (numpy.ndarray, numpy.recarray) and not value.dtype.hasobject:
+        return _ARRAY if value.flags.writeable else None
     if isinstance(value, nn.Module):
         return _MODULE
     if isinstance(value, torch.optim.Optimizer):
@@ -526,25 +533,23 @@ def kind_of(value: Any) -> Kind | None:
     if isinstance(value, type):
         if is_users(value) and not isinstance(value, enum.EnumMeta):
             return _CLASS
-        return None if _is_found(value) else OPAQUE
+        return None if is_found(value) else OPAQUE
     if isinstance(value, types.ModuleType):
         return _GLOBALS if is_users_module(value.__name__) else None
     if isinstance(value, types.FunctionType):
-        return _FUNCTION if is_users(value) else (None if _is_found(value) else OPAQUE)
+        return _FUNCTION if is_users(value) else (None if is_found(value) else OPAQUE)
     if isinstance(value, types.BuiltinFunctionType):
         bound = getattr(value, "__self__", None)
         return None if bound is None or isinstance(bound, (types.ModuleType, type)) else BY_VALUE
-    for builtin, its in ((dict, _DICT), (list, _LIST), (deque, _LIST), (set, _SET)):
+    if isinstance(value, frozenset):
+        return None
+    for builtin, its in _CONTAINERS:
         if isinstance(value, builtin):
             return its
-    if isinstance(value, (tuple, frozenset)):
-        return BY_VALUE if isinstance(value, tuple) else None
-    if isinstance(value, bytearray):
-        return _BYTES
     # look at the type: an object's __getattr__ may accept any name
     method = getattr(kind, "state_dict", None)
     if callable(method) and callable(getattr(kind, "load_state_dict", None)):
-        return ATTRIBUTES if getattr(method, "saves_attributes", False) else _DECLARED
+        return by_attributes(value) if getattr(method, "saves_attributes", False) else DECLARED
     if isinstance(value, io.IOBase):
         return _FILE
     try:
@@ -553,15 +558,33 @@ def kind_of(value: Any) -> Kind | None:
     except Exception:  # pickle refuses it, or its class does; a user's method may raise anything
         return ITERATOR if hasattr(kind, "__next__") else OPAQUE
     if has_default_state(value):
-        return ATTRIBUTES
-    return BY_VALUE if state is None or made_of_parts else ATTRIBUTES
+        return _ATTRIBUTES
+    return BY_VALUE if state is None or made_of_parts else _REDUCED
+
+
+def by_attributes(value: Any) -> Kind:
+    """Return the kind of an object whose attributes count, unless its class says otherwise."""
+    return _ATTRIBUTES if has_default_state(value) else _REDUCED
+
+
+def may_hold_state(value: Any) -> bool:
+    """Whether an object that pickle refuses may have a state of the run's.
+
+    Functions, locks and references have none, and a class of the user's that refuses pickle says
+    so itself.
+    """
+    kind: Any = type(value)
+    if kind in weakref.ProxyTypes or _package(kind) in {*_OF_A_PROCESS, "weakref"}:
+        return False
+    says_so = is_users(kind) and kind.__reduce_ex__ is not object.__reduce_ex__
+    return not isinstance(value, (types.FunctionType, type)) and not says_so
 
 
 def named(value: Any) -> str | None:
     """Return the name of a class, function or module, after an `@`; None for other objects."""
     if isinstance(value, types.ModuleType):
         return f"@{value.__name__}"
-    if isinstance(value, (type, types.FunctionType)) and _is_found(value):
+    if isinstance(value, (type, types.FunctionType)) and is_found(value):
         return f"@{value.__module__}.{value.__qualname__}"
     return None
 
@@ -579,7 +602,7 @@ def _is_slot(value: Any, name: str) -> bool:
     return isinstance(getattr(type(value), name, None), types.MemberDescriptorType)
 
 
-def _is_found(value: Any) -> bool:
+def is_found(value: Any) -> bool:
     """Whether pickle finds a class or function by its name."""
     found: Any = sys.modules.get(value.__module__ or "")
     for name in value.__qualname__.split("."):
@@ -610,6 +633,29 @@ def plain_digest(value: Any) -> int | None:
     return zlib.crc32(marshal.dumps(value, 2))
 
 
+_once: dict[int, tuple[object, object]] | None = None
+
+
+@contextlib.contextmanager
+def signatures_once() -> Iterator[None]:
+    """Compute each signature of a tensor or array once within the context, which changes none."""
+    global _once
+    before, _once = _once, {} if _once is None else _once
+    try:
+        yield
+    finally:
+        _once = before
+
+
+def computed_once(compute: Callable[[Any], object], value: Any) -> object:
+    """Return the signature of an object that a run keeps; within `signatures_once`, do so once."""
+    if _once is None:
+        return compute(value)
+    if id(value) not in _once:
+        _once[id(value)] = compute(value), value  # kept, as is its id
+    return _once[id(value)][0]
+
+
 def tensor_signature(tensor: Tensor) -> object:
     """Return what changes with a tensor's values; torch does not count writes through `.data`.
 
@@ -636,7 +682,27 @@ def tensor_signature(tensor: Tensor) -> object:
 def array_signature(array: numpy.ndarray[Any, Any]) -> object:
     """Return what changes with an array's values."""
     whole = numpy.ascontiguousarray(array).reshape(-1)
-    return array.shape, str(array.dtype), zlib.crc32(whole.view(numpy.uint8).data)
+    content = whole.view(numpy.uint8).data if array.nbytes else b""
+    return array.shape, str(array.dtype), zlib.crc32(content)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is of torch's own classes, with values."""
+    return type(tensor) in (Tensor, nn.Parameter)
+
+
+def memory_of(value: Any) -> tuple[str, int] | None:
+    """Return what tensors and arrays that share memory have in common; None: they share none."""
+    if isinstance(value, numpy.ndarray):
+        if not value.nbytes or value.dtype.hasobject or not value.flags.writeable:
+            return None
+        while isinstance(value.base, numpy.ndarray):
+            value = value.base
+        return "cpu", value.ctypes.data
+    if not is_plain(value) or value.layout is not torch.strided or value.device.type == "meta":
+        return None
+    address = value.untyped_storage().data_ptr()
+    return (str(value.device), address) if address else None
 
 
 def has_overlap(tensor: Tensor) -> bool:
@@ -645,20 +711,3 @@ def has_overlap(tensor: Tensor) -> bool:
         stride == 0 and size > 1
         for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
-
-
-def held_modules(root: object, left_out: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost modules below an object's attributes, each with the path to it."""
-    seen = set(left_out)
-    waiting = deque(_named(root).items())
-    while waiting:
-        path, value = waiting.popleft()
-        kind = kind_of(value)
-        if kind is None or id(value) in seen or isinstance(value, torch.utils.data.Dataset):
-            continue
-        seen.add(id(value))
-        if isinstance(value, nn.Module):
-            yield path, value
-        elif kind in (_LIST, _DICT, BY_VALUE) or isinstance(kind, Reduced):
-            with contextlib.suppress(Exception):  # an object of the user's may raise anything
-                waiting.extend((f"{path}{step}", part) for step, part in kind.parts(value))

@@ -19,9 +19,10 @@ from trainable.config import ClipConfig
 from trainable.data import Source
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
+from trainable.left_out import LeftOut
 from trainable.logged import muted
+from trainable.object_state import ObjectState
 from trainable.optim import Clipper
-from trainable.own_state import KeptState, LeftOut
 from trainable.precision import Precision
 from trainable.rank_checks import check_trained_alike
 from trainable.ranks import Ranks
@@ -121,7 +122,7 @@ class LockStep:
         ranks: Ranks,
         val: Source,
         used: UsedParameters,
-        objects: Callable[[], Sequence[KeptState]],
+        objects: Callable[[], Sequence[ObjectState]],
     ) -> None:
         self._used, self._objects = used, objects
         self._task, self._model, self._precision = task, model, precision

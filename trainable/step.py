@@ -21,16 +21,16 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
+from trainable.left_out import LeftOut
 from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar, scheduled_lr
-from trainable.own_state import LeftOut
 from trainable.precision import Precision, device_name
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 
 if TYPE_CHECKING:
-    from trainable.own_state import KeptState
+    from trainable.object_state import ObjectState
     from trainable.sharding import Layout
 
 _NO_GRADIENT = (
@@ -86,7 +86,7 @@ class Step:
 
     layout: Layout | None = None
     """How the tensors of a sharded model are saved and restored; None: the model is whole."""
-    objects: Sequence[KeptState] = ()
+    objects: Sequence[ObjectState] = ()
     """What the further passes of a sharded model leave as it is, besides weights and buffers."""
 
     @property

@@ -25,12 +25,12 @@ from trainable.base_run import describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.frozen_base import FrozenBase, completed
 from trainable.model import make_buffers_writable
-from trainable.object_state import run_objects
+from trainable.object_state import ObjectState, run_objects
 from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, members, modal_parameters
-from trainable.own_state import KeptState, OwnState
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
+from trainable.reachable import signatures_once
 from trainable.schedule import Schedule
 from trainable.sums import Sums, combined
 from trainable.task import Task
@@ -156,7 +156,7 @@ class TrainState:
         files = {} if task is None else task.files_read
         self._base = FrozenBase(model, files) if trained_only else None
         own = task is not None and type(task).state_dict is not Task.state_dict
-        self.objects: list[KeptState] = [
+        self.objects: list[ObjectState] = [
             run_objects(
                 task,
                 model,
@@ -170,9 +170,9 @@ class TrainState:
 
         A task with a `state_dict()` of its own says itself what matters of it.
         """
-        if own:
-            assert task is not None
-            self.objects.append(OwnState(task.state_dict, task.load_state_dict))
+        if own and ranks.size > 1:  # what ranks exchange of it; a save has its `state_dict()`
+            name = {"own": type(task).__name__}
+            self.objects.append(ObjectState({"own": task}, left_out={"": type(task)}, names=name))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Its tensors are not copies: copy or write them before the next step.
@@ -214,9 +214,10 @@ class TrainState:
         declared = {} if self._task is None else self._task.state_dict()
         check_state(declared, "the state of the task")
         position = {} if self._position is None else {"position": self._position.state_dict()}
-        begun = {} if self.epoch_start is None else self.epoch_start.state_dict()
-        position |= {_EPOCH_START: begun} if begun else {}
-        objects = self.objects[0].state_dict()
+        with signatures_once():
+            begun = {} if self.epoch_start is None else self.epoch_start.state_dict()
+            position |= {_EPOCH_START: begun} if begun else {}
+            objects = self.objects[0].state_dict()
         return position | {"objects": objects, "task": declared, "random": capture_random()}
 
     def _weights(self) -> dict[str, Any]:

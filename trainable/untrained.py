@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainable.optimizers import builds_own
-from trainable.reachable import ATTRIBUTES, kind_of
+from trainable.reachable import by_attributes, kind_of
 from trainable.task import Batch, Task
 
 _CODE = (type, types.ModuleType, types.FunctionType)
@@ -130,7 +130,7 @@ def _places(task: Task, wanted: set[int]) -> Iterator[tuple[str, str, Tensor]]:
     waiting: deque[tuple[str, str, Any]] = deque([("self", "", task)])
     while waiting:
         owner, module, value = waiting.popleft()
-        kind = ATTRIBUTES if value is task else kind_of(value)
+        kind = by_attributes(task) if value is task else kind_of(value)
         for step, part in () if kind is None else kind.parts(value):
             if id(part) in seen or isinstance(part, (Dataset, *_CODE)):
                 continue

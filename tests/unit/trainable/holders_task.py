@@ -83,6 +83,14 @@ MADE = {
 }
 """A new state of each kind."""
 
+REFUSABLE = {
+    "view": lambda: {"bank": torch.zeros(3)},
+    "array view": lambda: {"bank": numpy.zeros(3)},
+    "function": lambda: None,
+    "attribute": lambda: torch.zeros(1),
+}
+"""Of further kinds, which a run may refuse."""
+
 
 def advanced(kind, state):
     """Return the state after an advance of its kind, and a number that depends on all before."""
@@ -125,6 +133,16 @@ def advanced(kind, state):
             return state, next(state)
         case "partial":
             return state, state(1.0)
+        case "view" | "array view":
+            row = state.setdefault("row", state["bank"][1:2])
+            row += 1
+            return state, state["bank"].sum()
+        case "function":
+            drawn = state() + 1 if state else 1
+            return (lambda: drawn), drawn
+        case "attribute":
+            state.calls = getattr(state, "calls", 0) + 1
+            return state, state.calls
     return state, state.advance()
 
 
@@ -132,7 +150,7 @@ class Holder:
     """Keeps a state."""
 
     def __init__(self, kind):
-        self.kind, self.state = kind, MADE[kind]()
+        self.kind, self.state = kind, (MADE | REFUSABLE)[kind]()
 
     def draw(self):
         """Advance the state; return a small number that depends on all before."""
@@ -158,7 +176,7 @@ def in_global(holder):
 
 def in_closure(kind):
     """Keep a state in a variable that a function has closed over."""
-    state = MADE[kind]()
+    state = (MADE | REFUSABLE)[kind]()
 
     def draw():
         nonlocal state
@@ -170,7 +188,7 @@ def in_closure(kind):
 
 def by_default(kind, states={}):  # noqa: B006  the state that is meant
     """Keep a state in a default argument."""
-    state = states.get(kind, MADE[kind]())
+    state = states.get(kind, (MADE | REFUSABLE)[kind]())
     states[kind], drawn = advanced(kind, state)
     return 0.01 * float(drawn) % 1.0
 
@@ -272,21 +290,23 @@ PLACES = (
 class Holding(Task):
     """Three classes, five inputs, and a state that changes in training."""
 
-    def __init__(self, place="task", kind="number"):
-        self.place, self.kind = place, kind
+    def __init__(self, place="task", kind="number", *more, shared=False):
+        pairs = [place, kind, *more]
+        self.kinds = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        self.draw, self.draws, self.holders = None, 0, {}
         holder = Holder(kind)
-        self.holders = {one: holder if one == place else None for one in PLACES}
-        self.draw, self.draws = None, 0
-        if place == "global":
-            self.holders = {}
-            self.get = in_global(holder)
-        elif place == "class":
-            self.holders = {}
-            Held.holder = holder
-        elif place == "closure":
-            self.draw = in_closure(kind)
-        elif place == "shared":
-            self.holders["data"] = holder
+        for one, its in self.kinds.items():
+            holder = holder if shared else Holder(its)
+            if one == "global":
+                self.get = in_global(holder)
+            elif one == "class":
+                Held.holder = holder
+            elif one == "closure":
+                self.draw = in_closure(its)
+            else:
+                self.holders[one] = holder
+                if one == "shared":
+                    self.holders["data"] = holder
 
     def build_data(self):
         """Return few samples."""
@@ -316,18 +336,20 @@ class Holding(Task):
         total, weight = super().loss(model, batch)
         if not model.training:
             return total, weight
-        shift = 0.0
-        if self.place in ("task", "shared"):
-            shift = self.holders[self.place].draw()
-        elif self.place == "global":
-            shift = HOLDER.draw()
-        elif self.place == "class":
-            shift = Held.holder.draw()
-        elif self.place == "closure":
-            shift = self.draw()
-        elif self.place == "cache":  # of the first draw, and of three others
-            self.draws += 1
-            shift = 0.01 * cached(self.draws // 2 % 3)[0].advance()
-        elif self.place == "default":
-            shift = by_default(self.kind)
+        shift = sum(self.drawn(place) for place in self.kinds)
         return total * (1 + shift), weight
+
+    def drawn(self, place):
+        """Return what is drawn in a loss from a state in a place."""
+        if place in ("task", "shared"):
+            return self.holders[place].draw()
+        if place == "global":
+            return HOLDER.draw()
+        if place == "class":
+            return Held.holder.draw()
+        if place == "closure":
+            return self.draw()
+        if place == "cache":  # of the first draw, and of three others
+            self.draws += 1
+            return 0.01 * cached(self.draws // 2 % 3)[0].advance()
+        return by_default(self.kinds[place]) if place == "default" else 0.0

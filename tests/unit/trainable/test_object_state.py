@@ -9,7 +9,9 @@ import itertools
 import pickle
 import queue
 import random
+import sqlite3
 import tempfile
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from trainable.compare_states import state_differences
-from trainable.errors import CheckpointError, TaskError
+from trainable.errors import CheckpointError, TaskError, TrainingCaution
 from trainable.export import export_weights
 from trainable.object_state import ObjectState, move_modules
 from trainable.reachable import tensor_signature
@@ -340,6 +342,26 @@ def test_constant_values_are_neither_refused_nor_saved(tmp_path, opened, configu
     task.file.close()
 
 
+def test_what_pickle_refuses_is_named_once_and_refused_if_replaced(
+    tmp_path, opened, configure, toy
+):
+    class Connected(toy):
+        def __init__(self):
+            super().__init__()
+            self.at, self.lock = sqlite3.connect(":memory:"), threading.Lock()
+
+        def on_epoch_end(self, epoch):
+            if epoch == 1:
+                self.at = sqlite3.connect(":memory:")
+
+    with pytest.warns(TrainingCaution, match=r"^Connected\.at \(Connection\): pickle refuses"):
+        trainer = opened(configure(), tmp_path, Connected())
+    events = trainer.events()
+    next(events)
+    with pytest.raises(TaskError, match=r"Connected.*at .*cannot be saved .*Connection"):
+        list(events)
+
+
 def test_state_of_another_format_is_refused(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=1), tmp_path, toy())
     list(trainer.events())
@@ -539,6 +561,41 @@ RESTORED = {
         lambda o: setattr(o, "n", 1),
         lambda o: o.n == 1,
     ),
+    "view of a tensor": (
+        lambda: _with(bank=torch.zeros(3, 2)),
+        lambda o: setattr(o, "row", o.bank[1]) or o.row.add_(1),
+        lambda o: o.row.add_(1) is o.row and o.bank[1].tolist() == [2, 2],
+    ),
+    "views of a new tensor": (
+        _with,
+        lambda o: vars(o).update(zip("ab", torch.zeros(4).chunk(2), strict=True), whole=None),
+        lambda o: o.a.as_strided((4,), (1,), 0)[2:].add_(1).sum() == o.b.sum() == 2,
+    ),
+    "attribute of a tensor": (
+        lambda: _with(weight=nn.Parameter(torch.ones(1))),
+        lambda o: setattr(o.weight, "mask", [1]) or setattr(o, "new", torch.ones(1)),
+        lambda o: o.weight.mask == [1],
+    ),
+    "attribute of a new tensor": (
+        _with,
+        lambda o: setattr(o, "new", torch.ones(1)) or setattr(o.new, "mask", [o]),
+        lambda o: o.new.mask == [o],
+    ),
+    "items of no size": (
+        lambda: _with(names=numpy.zeros(3, []), count=0),
+        lambda o: setattr(o, "count", 1),
+        lambda o: o.count == 1,
+    ),
+    "arrays that cannot change": (
+        _with,
+        lambda o: setattr(o, "of", [numpy.broadcast_to(n, 2) for n in (1, 2)]),
+        lambda o: [one.tolist() for one in o.of] == [[1, 1], [2, 2]],
+    ),
+    "array of objects": (
+        lambda: _with(pairs=numpy.zeros(1, [("of", object)])),
+        lambda o: o.pairs["of"].__setitem__(0, "a"),
+        lambda o: o.pairs["of"][0] == "a",
+    ),
     "queue": (
         lambda: _with(waiting=queue.Queue()),
         lambda o: o.waiting.put(1),
@@ -594,6 +651,73 @@ def test_what_no_new_object_can_be_given_is_refused(build, change, said):
     change(holder)
     with pytest.raises(TaskError, match=said):
         objects.state_dict()
+
+
+class Unreadable:
+    def state_dict(self):
+        raise RuntimeError("not yet")
+
+    def load_state_dict(self, state):
+        pass
+
+
+def _never(*_):
+    """A function that nobody finds by its name, once it is a method of another class."""
+
+
+LOST = {
+    "view of an array": (
+        lambda: _with(bank=numpy.zeros((3, 2))),
+        lambda o: setattr(o, "row", o.bank[1]),
+        r"row .*is a view of another value.*\.copy\(\)",
+    ),
+    "two views of a new array": (
+        _with,
+        lambda o: vars(o).update(zip("ab", numpy.split(numpy.zeros(4), 2), strict=True)),
+        r"is a view of another value.*\.copy\(\)",
+    ),
+    "view of a tensor that has grown": (
+        lambda: _with(bank=torch.zeros(3)),
+        lambda o: setattr(o.bank, "data", torch.zeros(5)) or setattr(o, "row", o.bank[1]),
+        r"row .*is a view of another value.*\.clone\(\)",
+    ),
+    "tensor that shares no more": (
+        lambda: (lambda bank: _with(bank=bank, row=bank[0]))(torch.zeros(3, 2)),
+        lambda o: setattr(o.row, "data", torch.zeros(2)),
+        "shares memory with others than before",
+    ),
+    "resized array": (
+        lambda: _with(array=numpy.zeros(3)),
+        lambda o: o.array.resize(5, refcheck=False),
+        "array .*assign a new one instead",
+    ),
+    "forward": (
+        lambda: _with(net=nn.ReLU()),
+        lambda o: setattr(o.net, "forward", _never),
+        r"net\.forward is a function that was registered",
+    ),
+    "method": (
+        _with,
+        lambda o: setattr(o, "draw", _never.__get__(o)),
+        r"draw .*no method of its class.*constructor",
+    ),
+    "lambda": (_with, lambda o: setattr(o, "draw", lambda: 0), r"draw .*cannot be saved"),
+    "same error": (lambda: _with(one=Unreadable()), lambda _: None, r"one .*not yet"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_what_would_be_lost_silently_is_refused(case):
+    test_what_no_new_object_can_be_given_is_refused(*LOST[case])
+
+
+def test_an_alias_of_a_stream_is_the_stream_of_the_new_run():
+    before, after = ({"task": _with(), "stream": iter([1])} for _ in range(2))
+    saved = ObjectState({"task": before["task"]}, left_out={"data.train": before["stream"]})
+    before["task"].late = before["stream"]
+    there = ObjectState({"task": after["task"]}, left_out={"data.train": after["stream"]})
+    there.load_state_dict(saved.state_dict())
+    assert after["task"].late is after["stream"]
 
 
 def test_object_of_another_class_is_refused():
