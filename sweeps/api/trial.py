@@ -13,6 +13,7 @@ from sweeps.operations import publish
 from sweeps.operations.frames import best_metrics, curves_frame
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.space import configured
+from sweeps.store_access import check_owner
 from trainable.config import TrialConfig
 from trainable.tested import read_tested
 
@@ -148,6 +149,7 @@ class Trial:
 
         Raises:
             NoBest: The checkpoint is lost, or the trial never saved one.
+            StoreUntrusted: The sweep belongs to another user.
             TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
         """
         from trainable.export import load_trained
@@ -164,6 +166,7 @@ class Trial:
             >>> data = Sweep.open("digits").best.load_task().build_data()
 
         Raises:
+            StoreUntrusted: The sweep belongs to another user.
             TrainingError: The task cannot be used, or it is a custom loop.
         """
         from trainable.find_task import load_task
@@ -194,4 +197,5 @@ class Trial:
         return self._view.weights_of(self._record)
 
     def _resolved(self) -> TrialConfig:
+        check_owner(self._view.paths.directory)
         return TrialConfig.model_validate(self._view.config(self._weights))

@@ -40,7 +40,7 @@ from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads
 from tracking.provenance import provenance
-from trainable.checkpoint import CheckpointStore, Generation
+from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
 from trainable.local_ranks import local_ranks
 from trainable.manifest import best_first, read_manifest
@@ -163,6 +163,7 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
     """Return the checkpoint from which the new run starts.
 
     Raises:
+        ForeignCheckpoint: It belongs to another user.
         UserError: There is no such checkpoint.
     """
     saved, word = kept.generations, view.spec.budget.report_word
@@ -194,6 +195,7 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
             f"--from {start}: {found.address} is damaged, and a run starts at a sound checkpoint; "
             f"choose another one; see what is damaged with: {verify}"
         )
+    check_owner(found.address)
     return found
 
 

@@ -49,7 +49,6 @@ from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
-    check_sampler_state,
     reach_tracking,
     remember_named,
     withheld_variables,
@@ -234,7 +233,6 @@ def read_again(
     check_kept(paths, view.spec, spec)
     check_below_root(paths, spec, say)
     remember_named(spec, document)
-    check_sampler_state(paths, spec)
     return spec, document
 
 
