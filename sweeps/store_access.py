@@ -39,8 +39,8 @@ def check_store(directory: Path, uri: str) -> None:
 def check_owner(directory: Path) -> None:
     """Check that a sweep is not another user's, before its code runs or its stores are written to.
 
-    Commands that only look at a sweep need no check. Optuna stores the state of the sampler `cmaes`
-    as a pickle in the ledger, and a resume loads it.
+    Commands that only look at a sweep need no check. Optuna stores the state of the sampler
+    `cmaes` as a pickle in the ledger, and a resume loads it.
 
     Args:
         directory: The sweep's directory; it need not exist yet.

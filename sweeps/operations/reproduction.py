@@ -28,6 +28,7 @@ from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.retraining import Stage, check_single, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
+from sweeps.path_checks import make_private
 from sweeps.results.reproduced import (
     MachineDifference,
     Reproduction,
@@ -121,6 +122,7 @@ def reproduce(
             directory = Path(stack.enter_context(made))
         else:
             _check_empty(directory, view)
+            directory = stack.enter_context(make_private(directory, "--dir"))
         if begin is not None:
             _copy_start(view, record, begin, directory)
         # A task may print, and standard output is for the result.
@@ -229,7 +231,6 @@ def _check_empty(directory: Path, view: SweepStatus) -> None:
             f"--dir {directory} is not empty; a trial is trained again in a new directory; choose "
             "another one, or remove it"
         )
-    directory.mkdir(parents=True, exist_ok=True)
 
 
 def _copy_start(
