@@ -51,7 +51,8 @@ def check_below_root(
             could replace the sweep.
 
     Raises:
-        OutsideRoot: A link of another user leads to the root, or a link leads elsewhere, and the user has not trusted the directory there.
+        OutsideRoot: A link of another user leads to the root, or a link leads out of it, and the
+            user has not trusted the directory there.
         ArtifactsElsewhere: MLflow has another address for the artifacts, which the user has not
             trusted.
     """

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sweeps.api.command import run_command
 from sweeps.operations import publish
 from sweeps.operations.frames import best_metrics, curves_frame
+from sweeps.operations.trial_process import checked_config
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.space import configured
-from sweeps.store_access import check_owner
 from trainable.config import TrialConfig
 from trainable.tested import read_tested
 
@@ -197,5 +197,4 @@ class Trial:
         return self._view.weights_of(self._record)
 
     def _resolved(self) -> TrialConfig:
-        check_owner(self._view.paths.directory)
-        return TrialConfig.model_validate(self._view.config(self._weights))
+        return checked_config(self._view, self._weights)

@@ -49,6 +49,7 @@ from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
+    check_owner,
     reach_tracking,
     remember_named,
     withheld_variables,
@@ -139,6 +140,7 @@ def start(
             raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
+        check_owner(paths.directory)
         check_below_root(paths, spec, display.warn)
         ledger_location(paths, spec).check_available()
         display.doing("checking the search")

@@ -75,6 +75,22 @@ def test_it_can_be_looked_at(foreign: MadeSweep, command: str) -> None:
     assert "belongs to user" not in CliRunner().invoke(app, words).output
 
 
+def test_new_sweep_is_not_begun_in_it(foreign: MadeSweep, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(foreign.spec.to_yaml())
+    for path in (foreign.paths.spec, foreign.paths.ledger):
+        path.unlink()
+    words = ["run", str(file), "--root", str(foreign.paths.root), "--offline"]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, "belongs to user" in done.output) == (2, True), done.output
+    assert not foreign.paths.ledger.exists()
+
+
+def test_doctor_passes_over_it(foreign: MadeSweep) -> None:
+    done = CliRunner().invoke(app, ["doctor", "--root", str(foreign.paths.root)])
+    assert "belongs to user" not in done.output
+
+
 def test_api_does_not_run_it(foreign: MadeSweep, tmp_path: Path) -> None:
     best = Sweep.open("small", root=foreign.paths.root).best
     for load in (best.load_task, best.load_model):
