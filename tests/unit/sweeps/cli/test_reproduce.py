@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -263,3 +264,14 @@ def test_wrong_words_are_refused(paths: SweepPaths, words: list[str], said: str)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
     assert _content(paths) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+def test_run_starts_at_no_checkpoint_of_another_user(paths: SweepPaths, tmp_path: Path) -> None:
+    """Its copy would belong to this user, whose resume makes objects of what it names."""
+    [first, *_] = CheckpointStore(paths.trial(COMPLETE)).generations()
+    os.chown(first.path / "state.pt", 12345, 12345)
+    done = _reproduce("--trial", str(COMPLETE), "--from", "first", "--dir", str(tmp_path / "new"))
+    assert done.exit_code == 2
+    assert_parts(done.stderr, "state.pt belongs to user 12345", "chown")
+    assert not (tmp_path / "new").exists()
