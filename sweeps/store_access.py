@@ -51,7 +51,7 @@ def check_owner(directory: Path) -> None:
     for path in (directory, directory / "sweep.yaml", directory / "ledger.db"):
         try:
             owner = os.stat(path).st_uid
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue  # a new sweep, or one with its ledger in a database
         if not is_ours(owner):
             raise StoreUntrusted(
