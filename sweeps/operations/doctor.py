@@ -413,7 +413,7 @@ def _loopback() -> Finding:
 
 
 def _is_own(paths: SweepPaths) -> bool:
-    """Return whether a sweep's stores may be connected to: in a shared root are those of others."""
+    """Return whether a sweep may have stores connected to; a shared root has others, too."""
     try:
         check_owner(paths.directory)
     except StoreUntrusted:
