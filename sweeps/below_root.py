@@ -23,6 +23,7 @@ from tracking.address import file_path, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
 from tracking.stored_runs import StoreUnreadable
 from tracking.trusted_stores import is_trusted_directory
+from trainable.storage.private_directories import NotPrivate, check_links, private_directory
 
 logger = logging.getLogger("tracking")
 _OF_TRIALS = {
@@ -48,15 +49,25 @@ def check_below_root(
     Args:
         paths: The sweep's directory; it need not exist yet.
         spec: Its spec.
-        warn: Receives from where the root came, if addresses were corrected.
+        warn: Receives from where the root came, if addresses were corrected, and which other user
+            could replace the sweep.
 
     Raises:
-        OutsideRoot: A link leads elsewhere, and the user has not trusted the directory there.
+        OutsideRoot: A link of another user leads to the root, or a link leads out of it, and the
+            user has not trusted the directory there.
         ArtifactsElsewhere: MLflow has another address for the artifacts, which the user has not
             trusted.
     """
+    try:
+        check_links(paths.root)
+    except NotPrivate as error:
+        raise OutsideRoot(f"--root {paths.root}: {error}") from error
     for sentence in links_outside(paths):
         raise OutsideRoot(sentence)
+    try:
+        private_directory(paths.root, sticky=True)
+    except NotPrivate as error:  # a root for many users, whose owner they trust
+        warn(f"--root {paths.root}: {error}")
     tracker, artifacts = tracker_at(spec.tracking.uri, paths.root), artifact_root(paths.root)
     for former in tracker.correct_addresses():
         warn(

@@ -31,50 +31,34 @@ def check_store(directory: Path, uri: str) -> None:
     Raises:
         StoreUntrusted: The user does not trust the store, or another user owns the sweep.
     """
-    if is_file(uri):
-        return
     check_owner(directory)
-    check_trusted(uri)
+    if not is_file(uri):
+        check_trusted(uri)
 
 
 def check_owner(directory: Path) -> None:
-    """Check that a sweep may have this process connect to anything outside of its directory.
+    """Check that a sweep is not another user's, before its code runs or its stores are written to.
+
+    Commands that only look at a sweep need no check. Optuna stores the state of the sampler
+    `cmaes` as a pickle in the ledger, and a resume loads it.
 
     Args:
         directory: The sweep's directory; it need not exist yet.
 
     Raises:
-        StoreUntrusted: Another user owns the sweep.
+        StoreUntrusted: Another user owns the directory, its spec or its ledger.
     """
-    for path in (directory, directory / "sweep.yaml"):
+    for path in (directory, directory / "sweep.yaml", directory / "ledger.db"):
         try:
-            found = os.stat(path)
-        except FileNotFoundError:
+            owner = os.stat(path).st_uid
+        except (FileNotFoundError, NotADirectoryError):
             continue  # a new sweep
-        if not is_ours(found.st_uid):
+        if not is_ours(owner):
             raise StoreUntrusted(
-                f"{path} belongs to user {found.st_uid}, and names a store outside of its "
-                "directory; credentials are never sent for a sweep of another user, and no "
-                "connection was made; run the command as that user, or run a sweep of your own"
-            )
-
-
-def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
-    """Check that a resume loads no pickle of another user, because loading a pickle runs code.
-
-    Optuna stores the state of the sampler `cmaes` as a pickle.
-
-    Raises:
-        StoreUntrusted: The sweep's directory or its ledger belongs to another user.
-    """
-    if spec.search.sampler != "cmaes":
-        return
-    for path in (paths.directory, paths.ledger):
-        if path.exists() and not is_ours(owner := os.stat(path).st_uid):
-            raise StoreUntrusted(
-                f"{path} belongs to user {owner}; the sampler cmaes stores its state there as a "
-                "pickle, and loading it could run that user's code; resume as that user, or run a "
-                "sweep of your own"
+                f"{path} belongs to user {owner}: the sweep of another user can be looked at, but "
+                "its code is not run, and nothing is sent to the stores that it names; run the "
+                "command as that user; or, if you trust that user, work on a copy of the root, "
+                "which is yours: cp -r"
             )
 
 

@@ -24,6 +24,7 @@ CREDENTIALS = (
     "MLFLOW_TRACKING_TOKEN",
     "PGPASSWORD",
     "PGPASSFILE",
+    "PGSERVICEFILE",
 )
 """The environment variables with the credentials of tracking stores and ledgers. Those of
 PostgreSQL are among them for each sweep: they may be for the store of another one."""

@@ -284,9 +284,8 @@ def _open_store(
                 directory, store.resume(in_shards=is_sharded), store.set_aside
             )
         else:
+            check_owner(str(restore))
             saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
-        if saved is not None:
-            check_owner(str(restore or store.address))
         if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
             resumed = restore is not None or bool(store.generations())
             check_built(directory, parts.summary, resumed=resumed)

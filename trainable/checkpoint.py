@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,7 @@ from trainable.config import CheckpointConfig
 from trainable.errors import (
     AllCheckpointsDamaged,
     CheckpointError,
+    ForeignCheckpoint,
     StorageError,
     TrainingError,
 )
@@ -56,23 +58,31 @@ __all__ = ["CheckpointStore", "Generation", "Pointer"]
 def check_owner(address: str) -> None:
     """Refuse checkpoints of another user: a resume makes objects of classes that they name.
 
+    Whatever copies a checkpoint from which a run resumes calls this before: a copy belongs to who
+    made it.
+
     Args:
         address: A directory with checkpoints, or one checkpoint; those in an object store have no
             owner.
 
     Raises:
-        CheckpointError: Its files belong to another user.
+        ForeignCheckpoint: Its files belong to another user.
     """
     if "://" in address:
         return
     place = Path(address)
-    for path in (place, *place.glob(STATE), *place.glob(f"*/{STATE}")):
-        if path.exists() and not is_ours(owner := path.stat().st_uid):
-            raise CheckpointError(
-                f"{path} belongs to user {owner}, and resuming from it would run what that user "
-                "wrote there; resume as that user, or take over the files with chown if you trust "
-                "them"
-            )
+    for path in (place, *place.glob("*"), *place.glob("*/*")):
+        for follow in (False, True):  # who placed a link, and who wrote what it names
+            try:
+                owner = os.stat(path, follow_symlinks=follow).st_uid
+            except FileNotFoundError:
+                continue
+            if not is_ours(owner):
+                raise ForeignCheckpoint(
+                    f"{path} belongs to user {owner}, and resuming from it would run what that "
+                    "user wrote there; resume as that user, or take over the files with chown if "
+                    "you trust them"
+                )
 
 
 class StateObserver(Protocol):
@@ -206,8 +216,10 @@ class CheckpointStore:
         Raises:
             AllCheckpointsDamaged: There are or were generations, and not one verifies. They stay
                 where they are.
+            ForeignCheckpoint: They belong to another user.
             StorageError: The storage cannot be read. The generations may be sound.
         """
+        check_owner(self.address)
         newest = self._newest_with_content()
         if newest is None:
             return None

@@ -35,7 +35,7 @@ from trainable.base_run import (
     one_number,
     update_best,
 )
-from trainable.checkpoint import CheckpointStore
+from trainable.checkpoint import CheckpointStore, check_owner
 from trainable.config import TrialConfig
 from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
@@ -132,6 +132,7 @@ class CustomLoop(BaseRun):
             if restore is None:
                 saved = with_inheritance(directory, store.resume(), store.set_aside)
             else:
+                check_owner(str(restore))
                 saved = store.load(restore)
             self._log = run_log(directory)
             context, progress = open_context(

@@ -163,6 +163,10 @@ class StorageError(CheckpointError):
     kind = "storage"
 
 
+class ForeignCheckpoint(CheckpointError):
+    """A run was to resume from a checkpoint that belongs to another user."""
+
+
 class WriterReplaced(CheckpointError):
     """Another process has opened this run for writing; this one can no longer change it."""
 

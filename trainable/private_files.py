@@ -60,7 +60,7 @@ def set_cache_directories() -> None:
     """Have libraries keep their caches and temporary files where no other user can put a file.
 
     They run what they find there. A variable that the user has set stays, if its directory is
-    private; TMPDIR is replaced by a directory below it if it is not.
+    private. TMPDIR is replaced by a directory below it if it is not, or in the user's cache.
 
     Raises:
         NotPrivate: Another user can write to a directory that the user has set, or to both the
@@ -91,8 +91,13 @@ def _own_temporary(base: Path, shared: str) -> str:
 
     Args:
         base: The directory of all caches, which several machines may share.
-        shared: The system's temporary directory.
+        shared: The system's temporary directory. One that another user owns or could exchange is
+            not used, but that of all caches.
     """
+    try:
+        private_directory(shared, trust_groups=False, sticky=True)
+    except NotPrivate:
+        shared = str(base)
     link = base / f"tmp-{os.uname().nodename}"
     # Not private: another user has taken the name since the system removed the directory.
     with contextlib.suppress(NotPrivate, OSError):

@@ -36,7 +36,6 @@ from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
 from trainable.loop import Trainer
-from trainable.object_state import ObjectState
 from trainable.optimizer_class import OWN_LOOP
 from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.optimizers import builds_own
@@ -253,8 +252,7 @@ def _train(
             pass
         trainer.store.wait()
         state = state_dict()
-        objects, *own = trainer.state.objects
-        assert isinstance(objects, ObjectState)
+        objects, task = trainer.state.objects[0], type(trainer.task)
         builds, optimizer = builds_own(trainer.task), config.train.optimizer
         return _Trained(
             None,
@@ -263,7 +261,11 @@ def _train(
             builds,
             [
                 *objects.declared(),
-                *([f"{type(trainer.task).__name__}.state_dict()"] if own else []),
+                *(
+                    [f"{task.__name__}.state_dict()"]
+                    if task.state_dict is not Task.state_dict
+                    else []
+                ),
             ],
             objects.compared(),
         )

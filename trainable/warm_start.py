@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainable.checkpoint import CheckpointStore, Generation
+from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.errors import CheckpointError
 from trainable.storage.generations import MANIFEST, STATE, Files, RunFiles
 from trainable.storage.local import LocalFiles
@@ -40,9 +40,11 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
     both; the one with the later epoch is used.
 
     Raises:
+        ForeignCheckpoint: The generation belongs to another user.
         OSError: The generation does not exist any more, or the storage fails.
         WriterReplaced: Another process does the same.
     """
+    check_owner(generation.address)
     files = _files(run)
     files.open()
     try:
@@ -60,9 +62,11 @@ def copy_generations(source: Files, target: RunFiles) -> None:
     Neither run may be in training.
 
     Raises:
+        ForeignCheckpoint: A generation belongs to another user.
         OSError: A generation does not exist any more, or the storage fails.
         StorageError: An object store cannot be reached.
     """
+    check_owner(source.address(""))
     there = CheckpointStore(Path(), files=source).generations()
     target.open()
     try:
@@ -117,10 +121,14 @@ def with_inheritance(
         run: Its directory.
         own: Its newest state; None when it never saved one.
         warnings: Gets a sentence if the inherited state is damaged; then `own` is returned.
+
+    Raises:
+        ForeignCheckpoint: The inherited state belongs to another user.
     """
     generation = inherited(run)
     if generation is None or _position(own) > (generation.epoch, 0):
         return own
+    check_owner(generation.address)
     try:
         state = CheckpointStore(run, files=_files(run)).load(generation)
     except CheckpointError as problem:

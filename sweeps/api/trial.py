@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sweeps.api.command import run_command
 from sweeps.operations import publish
 from sweeps.operations.frames import best_metrics, curves_frame
+from sweeps.operations.trial_process import checked_config
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.space import configured
 from trainable.config import TrialConfig
@@ -148,6 +149,7 @@ class Trial:
 
         Raises:
             NoBest: The checkpoint is lost, or the trial never saved one.
+            StoreUntrusted: The sweep belongs to another user.
             TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
         """
         from trainable.export import load_trained
@@ -164,6 +166,7 @@ class Trial:
             >>> data = Sweep.open("digits").best.load_task().build_data()
 
         Raises:
+            StoreUntrusted: The sweep belongs to another user.
             TrainingError: The task cannot be used, or it is a custom loop.
         """
         from trainable.find_task import load_task
@@ -194,4 +197,4 @@ class Trial:
         return self._view.weights_of(self._record)
 
     def _resolved(self) -> TrialConfig:
-        return TrialConfig.model_validate(self._view.config(self._weights))
+        return checked_config(self._view, self._weights)

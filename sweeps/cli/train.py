@@ -34,6 +34,7 @@ from sweeps.formatting import format_duration, format_number
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.retraining import check_single, last_config, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
+from sweeps.path_checks import make_private
 from sweeps.paths import TRIAL_CONFIG, program_name
 from sweeps.recording.trial_config import read_config
 from sweeps.results.reproduced import first_difference, machine_differences
@@ -169,19 +170,24 @@ def train_once(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
         config = _resumed_config(directory, run.config)
+        place, drawn = directory, figures
+        if kept is not None:
+            place = stack.enter_context(make_private(kept, "--dir"))
+        if figures is not None:
+            drawn = stack.enter_context(make_private(figures, "--figures"))
         device = "cpu" if spec.resources.gpu == 0 else None  # as in a sweep's trials
         threads = run.threads
         if config.workers > 1 and threads is None:  # the ranks share this machine
             threads = num_threads(spec.resources.cpu)
         stack.enter_context(_locating_config_errors())
         ranks = stack.enter_context(
-            local_ranks(config, directory, searched=run.searched, device=device, threads=threads)
+            local_ranks(config, place, searched=run.searched, device=device, threads=threads)
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingCaution)  # `check_task` prints them
             trainer = open_trainer(
                 config,
-                directory,
+                place,
                 device=device,
                 threads=threads,
                 searched=run.searched,
@@ -203,7 +209,7 @@ def train_once(
             total = facts.total_steps or run.reports  # a custom loop counts reports
             message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
             messages.sentence(err, message, style="")
-        replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
+        replace_regular(place / TRIAL_CONFIG, trial_yaml(config).encode())
         progress = stack.enter_context(
             _RunProgress(console, trainer, spec.name, run.reports, spec.budget.report_word)
         )
@@ -220,11 +226,11 @@ def train_once(
             for sentence in report.signals:
                 messages.paragraph(console, f"  {sentence}", style="yellow")
         is_complete = trainer.store.saved_epoch() >= run.reports
-        if figures is not None and not signals:
+        if figures is not None and drawn is not None and not signals:
             from trainable.figures import draw_run
 
-            for path in draw_run(config, trainer, directory, figures):
-                console.print(f"wrote {path}", soft_wrap=True)
+            for path in draw_run(config, trainer, place, drawn):
+                console.print(f"wrote {figures / path.name}", soft_wrap=True)
     if signals and not is_complete:
         _describe_end(err, signals[0], kept, command)
         raise typer.Exit(128 + signals[0])

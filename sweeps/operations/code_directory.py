@@ -7,7 +7,6 @@ the import itself (`trainable.task_import`), and what is recorded (`below_root`)
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
@@ -18,11 +17,14 @@ from sweeps.below_root import place_of
 from sweeps.errors import UserError
 from sweeps.paths import leave_directory
 from sweeps.results.sweep_status import SweepStatus
-from trainable.storage.private_directories import NotPrivate, is_ours, private_directory
+from sweeps.store_access import check_owner
+from trainable.storage.private_directories import NotPrivate, private_directory
 
 
 def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
     """Change to the directory of a sweep's code, if the present one does not have it.
+
+    Each command that runs the code of a sweep calls this first.
 
     Args:
         view: The sweep.
@@ -33,9 +35,11 @@ def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambd
         one.
 
     Raises:
+        StoreUntrusted: The sweep belongs to another user.
         UserError: The code is where the last driver ran, and this process may not go there by
             itself; the message says the directory.
     """
+    check_owner(view.paths.directory)
     packages = {module.partition(".")[0] for module in view.spec.modules}
     here, recorded = Path.cwd(), view.ledger.run_from.get("code")
     missing = [one for one in packages if not _is_found(one, here)]
@@ -64,9 +68,6 @@ def _check_recorded(view: SweepStatus, directory: Path) -> None:
     now = place_of(paths)
     if any(run_from.get(key) != now[key] for key in ("host", "inode")):
         raise UserError("the sweep's files lay in another directory or on another machine then")
-    for path in (paths.directory, paths.spec, paths.ledger):
-        if not is_ours(owner := os.stat(path).st_uid):
-            raise UserError(f"{path} belongs to user {owner}")
     try:
         private_directory(directory, trust_groups=False)
     except (NotPrivate, OSError) as error:

@@ -34,7 +34,7 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_store
+from sweeps.store_access import check_owner, check_store
 from sweeps.sweep_lock import is_held, read_holder
 from sweeps.tracker import tracker_at
 from tracking.address import is_database, sqlite_file
@@ -411,9 +411,18 @@ def _loopback() -> Finding:
         )
 
 
+def _is_own(paths: SweepPaths) -> bool:
+    """Return whether a sweep may have stores connected to; a shared root has others, too."""
+    try:
+        check_owner(paths.directory)
+    except StoreUntrusted:
+        return False
+    return True
+
+
 def _tracking(root: Path) -> Iterator[Finding]:
     """Check the tracking stores of the sweeps below `root`; without one, of a new sweep."""
-    named = {spec.tracking.uri: paths for paths, spec in _specs(root)}
+    named = {spec.tracking.uri: paths for paths, spec in _specs(root) if _is_own(paths)}
     for uri, paths in named.items() or [(None, SweepPaths(root, "none"))]:
         try:
             check_store(paths.directory, tracking_place(uri, root)[0])

@@ -237,9 +237,9 @@ def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
     ]
     # Made whole before a file is: pandas takes some paths for addresses.
     tables = [_csv(frame) if kind == "csv" else frame.to_parquet() for frame in frames]
-    place = make_private(directory, f"--{kind}")
-    for table, target in zip(tables, targets, strict=True):
-        replace_regular(place / target.name, table)
+    with make_private(directory, f"--{kind}") as place:
+        for table, target in zip(tables, targets, strict=True):
+            replace_regular(place / target.name, table)
     return targets
 
 

@@ -17,11 +17,11 @@ from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.operations.check import CheckResult, check_sweep
+from sweeps.path_checks import write_file
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.document import Document
 from sweeps.spec.edited_text import with_values
 from sweeps.spec.spec import SweepSpec, parse_spec
-from trainable.storage.regular_files import create_regular
 
 _REDUCTIONS = (2, 3, 4)
 _MOST_TRIALS = 1_000_000
@@ -143,7 +143,7 @@ def write_plan(
     if text is None:
         text = f"# The plan of {checked.file}: {', '.join(changed)}\n{spec.to_yaml()}"
     try:
-        create_regular(target, text.encode())
+        write_file(target, text.encode(), "--write", overwrite=False)
     except FileExistsError:
         raise UserError(
             f"{target} exists already; nothing is overwritten; remove it, or choose another name"

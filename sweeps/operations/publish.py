@@ -5,11 +5,11 @@ What must not live here: how they are made (`report`).
 
 from __future__ import annotations
 
-import contextlib
+import tempfile
 from pathlib import Path
 
 from sweeps.below_root import check_below_root, check_no_copy
-from sweeps.path_checks import check_file, check_private, make_private
+from sweeps.path_checks import check_file, check_private, make_private, write_file
 from sweeps.paths import check_name
 from sweeps.report.export import draw_report, export_best, register_best
 from sweeps.results.sweep_status import SweepStatus
@@ -30,15 +30,8 @@ def check(view: SweepStatus, *, directory: Path | None = None, model: str | None
 def export(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
     """Write a trial's weights, configuration and model card; see `export_best`."""
     check(view, directory=directory)
-    is_new = not directory.exists()
-    place = make_private(directory, "--export")
-    try:
+    with make_private(directory, "--export") as place:
         written = export_best(view, place, trial)
-    except BaseException:  # also on an interruption; raised again
-        if is_new:
-            with contextlib.suppress(OSError):  # an incomplete export stays
-                place.rmdir()
-        raise
     return [directory / file.name for file in written]
 
 
@@ -52,7 +45,11 @@ def report(view: SweepStatus, target: Path) -> Path:
     """Write a sweep's report as a page of HTML.
 
     Raises:
-        NoReport: It could not be written; the message says why.
+        NoReport: It could not be drawn; the message says why.
+        UserError: It could not be written.
     """
     check_file(target, "--output")
-    return draw_report(view.paths, target)
+    with tempfile.TemporaryDirectory(prefix="sweep-report-") as made:
+        page = draw_report(view.paths, Path(made, "report.html")).read_bytes()
+    write_file(target, page, "--output")
+    return target

@@ -29,6 +29,7 @@ from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.retraining import Stage, check_single, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
+from sweeps.path_checks import make_private
 from sweeps.results.reproduced import (
     MachineDifference,
     Reproduction,
@@ -41,7 +42,7 @@ from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads
 from tracking.provenance import provenance
-from trainable.checkpoint import CheckpointStore, Generation
+from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
 from trainable.fingerprint import BUILT
 from trainable.local_ranks import local_ranks
@@ -122,6 +123,7 @@ def reproduce(
             directory = Path(stack.enter_context(made))
         else:
             _check_empty(directory, view)
+            directory = stack.enter_context(make_private(directory, "--dir"))
         if begin is not None:
             _copy_start(view, record, begin, directory)
         # A task may print, and standard output is for the result.
@@ -164,6 +166,7 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
     """Return the checkpoint from which the new run starts.
 
     Raises:
+        ForeignCheckpoint: It belongs to another user.
         UserError: There is no such checkpoint.
     """
     saved, word = kept.generations, view.spec.budget.report_word
@@ -195,6 +198,7 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
             f"--from {start}: {found.address} is damaged, and a run starts at a sound checkpoint; "
             f"choose another one; see what is damaged with: {verify}"
         )
+    check_owner(found.address)
     return found
 
 
@@ -234,7 +238,6 @@ def _check_empty(directory: Path, view: SweepStatus) -> None:
             f"--dir {directory} is not empty; a trial is trained again in a new directory; choose "
             "another one, or remove it"
         )
-    directory.mkdir(parents=True, exist_ok=True)
 
 
 def _copy_start(

@@ -48,7 +48,7 @@ from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
-    check_sampler_state,
+    check_owner,
     reach_tracking,
     remember_named,
     withheld_variables,
@@ -139,6 +139,7 @@ def start(
             raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
+        check_owner(paths.directory)
         check_below_root(paths, spec, display.warn)
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
@@ -226,7 +227,6 @@ def read_again(
     check_kept(paths, view.spec, spec)
     check_below_root(paths, spec, say)
     remember_named(spec, document)
-    check_sampler_state(paths, spec)
     return spec, document
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.errors import SweepExists, UserError
+from sweeps.path_checks import make_private, write_file
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import UnknownSweep
 from sweeps.spec.revisions import describe_changes, read_spec
@@ -116,22 +117,19 @@ def write_starter(directory: Path) -> list[Path]:
             "choose another directory: sweep init DIR"
         )
     written: list[Path] = []
-    missing = [each for each in (directory, *directory.parents) if not os.path.lexists(each)]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path in files.keys() - existing:
-            create_regular(path, files[path])
-            written.append(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            for path in written:
-                path.unlink()
-            for each in missing:
-                each.rmdir()
-        raise UserError(
-            f"{error.filename or directory} cannot be written ({error.strerror}); "
-            "a starter is two files in a directory; choose another directory: sweep init DIR"
-        ) from None
+    with make_private(directory, "sweep init") as place:
+        try:
+            for path in files.keys() - existing:
+                create_regular(place / path.name, files[path])
+                written.append(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                for path in written:
+                    path.unlink()
+            raise UserError(
+                f"{error.filename or directory} cannot be written ({error.strerror}); a starter "
+                "is two files in a directory; choose another directory: sweep init DIR"
+            ) from None
     return list(files)
 
 
@@ -167,7 +165,7 @@ def write_clone(
     file = Path(f"{new}.yaml")
     text = f"# A clone of sweep '{paths.name}'; changed: {changed}\n{spec.to_yaml()}"
     try:
-        create_regular(file, text.encode())
+        write_file(file, text.encode(), "NEW", overwrite=False)
     except FileExistsError:
         raise UserError(
             f"{file} exists already; nothing is overwritten; remove it, or choose another name"

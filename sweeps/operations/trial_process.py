@@ -9,8 +9,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sweeps.ledger.trials import TrialSummary
+from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import withheld_variables
+from sweeps.store_access import check_owner, withheld_variables
+from trainable.config import TrialConfig
 from trainable.task_import import check_hash_order, prepared
 
 
@@ -29,3 +32,13 @@ def as_a_trial(spec: SweepSpec) -> Iterator[None]:
             yield
         finally:
             os.environ.update(kept)
+
+
+def checked_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
+    """Return the configuration of a trial, with which this process may run its task.
+
+    Raises:
+        StoreUntrusted: The sweep belongs to another user.
+    """
+    check_owner(view.paths.directory)
+    return TrialConfig.model_validate(view.config(record))

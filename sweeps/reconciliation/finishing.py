@@ -26,6 +26,7 @@ from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
+from trainable.checkpoint import check_owner
 from trainable.config import TrialConfig
 from trainable.storage.durable import make_directory, sync_directory, sync_file
 from trainable.storage.locate import files_of
@@ -72,6 +73,7 @@ def trials_to_finish(
         numbers: The pruned trials.
 
     Raises:
+        ForeignCheckpoint: A trial's checkpoints belong to another user.
         UserError: A trial cannot be finished.
     """
     wanted = sorted(set(numbers))
@@ -218,6 +220,7 @@ def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> 
             f"there is no valid checkpoint at {where}; a trial is finished from its newest "
             "checkpoint; restore it from a backup"
         )
+    check_owner(trial_files(paths, spec, trial.number).address(""))
     return None
 
 

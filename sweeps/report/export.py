@@ -199,7 +199,7 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
 
     Args:
         paths: The paths of the sweep, which may be running.
-        target: The file; its directory is created when missing.
+        target: The file, in a directory to which no other user can write.
 
     Raises:
         NoReport: The report could not be written; the message says why.

@@ -9,7 +9,6 @@ nor from the trials' metrics.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,7 +53,7 @@ def write_report(paths: SweepPaths, target: Path) -> None:
 
     Args:
         paths: The paths of the sweep, which may be running.
-        target: The file; its directory is created when missing.
+        target: The file, in a directory to which no other user can write.
 
     Raises:
         UnknownSweep: There is no such sweep.
@@ -66,27 +65,18 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     )  # else Optuna logs each trial that a figure leaves out
     sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
-    target.parent.mkdir(parents=True, exist_ok=True)
     measured = [*confirmed(sweep.view), *_tested(sweep)]
     words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *measured]
     sections = [*words, *drawn, _failures(sweep)]
     text = page(sweep.spec.name, _summary(sweep), sections)
     try:
-        _write_whole(text, target)
+        replace_regular(target, text.encode())
     except OSError as error:
         elsewhere = paths.command("report", "--output", "FILE")
         raise OSError(
             f"{target} cannot be written ({error.strerror}); the page has {len(text.encode())} "
             f"bytes; free disk space, or write it elsewhere: {elsewhere}"
         ) from error
-
-
-def _write_whole(text: str, target: Path) -> None:
-    """Write a file completely or not at all; write directly into a pipe or a device."""
-    if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8")
-        return
-    replace_regular(Path(os.path.realpath(target)), text.encode())  # a symbolic link stays
 
 
 def _draw(sweep: SweepData, figure: Figure) -> PageSection:

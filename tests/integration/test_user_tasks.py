@@ -34,6 +34,7 @@ SECRETS = {
         "RAY_AUTH_TOKEN",
         "TOKEN",
         "PGPASSWORD",
+        "PGSERVICEFILE",
         "MYSQL_PWD",
         "SSH_PASSPHRASE",
         "GITHUB_PAT",
@@ -103,7 +104,7 @@ class Mine(Task):
         self.behaviour = behaviour
 
     def build_model(self):
-        named = ("MLFLOW_TRACKING_", "PGPASS")
+        named = ("MLFLOW_TRACKING_", "PGPASS", "PGSERVICEFILE")
         seen = {name: value for name, value in os.environ.items() if name.startswith(named)}
         seen["knows its own"] = bool(os.environ["STORE_PASSWORD"])
         if (began := Path("/proc/self/environ")).exists():  # as long as the process lives

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 _FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC
@@ -49,18 +50,65 @@ def private_directory(
         NotPrivate: Another user owns a component of the path, or may write to one.
         OSError: A component is no directory, or cannot be opened or created.
     """
+    place, opened = _open(
+        directory, create=create, mode=mode, trust_groups=trust_groups, sticky=sticky
+    )
+    os.close(opened)
+    return place
+
+
+@contextlib.contextmanager
+def opened_directory(directory: str | os.PathLike[str]) -> Iterator[tuple[Path, int]]:
+    """Open a directory in which no other user can replace a file of this user, and create it.
+
+    Directories such as /tmp are among them.
+
+    Yields:
+        Its real path, and a descriptor for the `dir_fd` of functions in `os`, which still stands
+        for the checked directory when its path does not.
+
+    Raises:
+        NotPrivate: As in `private_directory`, as further errors.
+    """
+    place, opened = _open(directory, create=True, sticky=True)
+    try:
+        yield place, opened
+    finally:
+        os.close(opened)
+
+
+def check_links(directory: str | os.PathLike[str]) -> None:
+    """Check that no symbolic link of another user leads to a directory, which may not exist yet.
+
+    Raises:
+        NotPrivate: One does.
+        OSError: A component is no directory, or cannot be opened.
+    """
+    os.close(_open(directory, links_only=True)[1])
+
+
+def _open(
+    directory: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    mode: int = 0o777,
+    trust_groups: bool = True,
+    sticky: bool = False,
+    links_only: bool = False,
+) -> tuple[Path, int]:
+    """Return the real path, and a descriptor of the directory, or of its deepest parent."""
     names = [*Path(os.path.abspath(directory)).parts[:0:-1]]
     place, links = Path("/"), 0
     current = os.open("/", _FLAGS | os.O_DIRECTORY)
     try:
-        _check(place, os.fstat(current), trust_groups=trust_groups)
+        _check(place, os.fstat(current), trust_groups=trust_groups, links_only=links_only)
         while names:
             name = names.pop()
             try:
                 deeper = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=current)
             except FileNotFoundError:
                 if not create:
-                    return place.joinpath(name, *reversed(names))
+                    return place.joinpath(name, *reversed(names)), current
                 with contextlib.suppress(FileExistsError):  # it appeared, and is checked below
                     os.mkdir(name, mode, dir_fd=current)
                 names.append(name)
@@ -84,13 +132,14 @@ def private_directory(
             os.close(current)
             current = deeper
             place = place.parent if name == ".." else place / name
-            _check(place, found, trust_groups=trust_groups)
-        found = os.fstat(current)
-        if not sticky and (who := _open_to(found, trust_groups=trust_groups)):
+            _check(place, found, trust_groups=trust_groups, links_only=links_only)
+        found, checked = os.fstat(current), not (sticky or links_only)
+        if checked and (who := _open_to(found, trust_groups=trust_groups)):
             raise _is_open(place, found, who)
-    finally:
+    except BaseException:  # the descriptor is closed; raised again
         os.close(current)
-    return place
+        raise
+    return place, current
 
 
 def is_ours(owner: int) -> bool:
@@ -101,9 +150,11 @@ def is_ours(owner: int) -> bool:
     return owner in (os.geteuid(), 0)
 
 
-def _check(place: Path, found: os.stat_result, *, trust_groups: bool) -> None:
+def _check(place: Path, found: os.stat_result, *, trust_groups: bool, links_only: bool) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if links_only:
+        return
     _check_owner(place, found)
     who = _open_to(found, trust_groups=trust_groups)
     if who and not found.st_mode & stat.S_ISVTX:

@@ -126,3 +126,26 @@ def test_store_in_the_old_place_of_a_moved_root_is_asked_about(
     made.paths.root.rename(tmp_path / "moved")
     with pytest.raises(OutsideRoot, match=r"tracking.uri=sqlite:///.*moved/own.db"):
         check_no_copy(SweepPaths(tmp_path / "moved", "small"), spec, before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+@pytest.mark.parametrize("place", ["link", "link/runs", "own"])
+def test_link_of_another_user_to_the_root_is_refused(
+    made: MadeSweep, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "link").symlink_to(made.paths.root.parent)
+    (tmp_path / "own").symlink_to("link/runs")
+    os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
+    with pytest.raises(OutsideRoot, match=r"link is a symbolic link that belongs to user 12345"):
+        check_below_root(SweepPaths(tmp_path / place, "small"), made.spec)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+def test_owner_of_the_root_is_named(made: MadeSweep) -> None:
+    said: list[str] = []
+    check_below_root(made.paths, made.spec, said.append)
+    assert said == []
+    os.chown(made.paths.root, 12345, 12345)
+    check_below_root(made.paths, made.spec, said.append)
+    assert len(said) == 1
+    assert f"--root {made.paths.root}: {made.paths.root} belongs to user 12345" in said[0]

@@ -153,6 +153,26 @@ def test_users_own_temporary_directory_stays(home: Path, tmp_path: Path) -> None
     assert _temporary(tmp_path / "own") == tmp_path / "own"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+@pytest.mark.parametrize("kind", ["theirs", "theirs/below", "open", "open/below"])
+def test_temporary_directory_that_others_can_exchange_is_not_used(
+    home: Path, tmp_path: Path, kind: str
+) -> None:
+    given = tmp_path / kind
+    given.mkdir(parents=True)
+    given.chmod(0o777)
+    top = tmp_path / Path(kind).parts[0]
+    top.chmod(0o777)
+    if kind.startswith("theirs"):
+        os.chown(top, 12345, 12345)
+    found = _temporary(given)
+    assert (found.parent, found.stat().st_mode & 0o777) == (home / ".cache/gradsweep", 0o700)
+    assert not [*given.iterdir()]
+    assert _temporary(given) == found
+    assert _temporary(found) == found, "of a process that this one starts"
+    assert len([*(home / ".cache/gradsweep").glob("sweep-tmp-*")]) == 1
+
+
 def _temporary(given: Path) -> Path:
     """Return the directory of a process that is started with that one as TMPDIR."""
     os.environ["TMPDIR"] = str(given)

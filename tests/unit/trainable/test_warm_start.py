@@ -16,6 +16,7 @@ from tests.chaos.killed_runs import curve, differences, without_measured
 from tests.unit.trainable.test_streams import Sampled
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import CheckpointConfig, TrialConfig
+from trainable.errors import ForeignCheckpoint
 from trainable.metrics_file import read_rows
 from trainable.storage.local import LocalFiles
 from trainable.warm_start import (
@@ -321,3 +322,30 @@ def test_further_ranks_keep_their_place_in_the_data(tmp_path: Path) -> None:
     assert {key: value for key, value in second.items() if "donor" in value} == {
         key: f"donor's {key} 1" for key in ("objects", "task")
     }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+@pytest.mark.parametrize("part", ["state.pt", "manifest.json", "generation", "link"])
+def test_checkpoints_of_another_user_are_not_taken(
+    tmp_path: Path, heir: Path, train: Train, part: str
+) -> None:
+    """Whoever copies one would be its owner, and a resume makes objects of what it names."""
+    donor = tmp_path / "donor"
+    of_donor, of_heir = saved(donor), inherited(heir)
+    assert of_heir is not None
+    for place in (of_donor.path, of_heir.path):
+        theirs = place if part == "generation" else place / part
+        if part == "link":
+            theirs = place / "state.pt"
+            theirs.rename(own := tmp_path / f"own-{place.parent.parent.name}")
+            theirs.symlink_to(own)
+        os.chown(theirs, 12345, 12345, follow_symlinks=False)
+    for take in (
+        lambda: link_checkpoint_from_donor(of_donor, tmp_path / "new"),
+        lambda: copy_generations(LocalFiles.of(donor), LocalFiles.of(tmp_path / "new")),
+        lambda: train(donor, 3, seed=1, **DONOR),
+        lambda: train(heir, 3, seed=2, **HEIR),
+    ):
+        with pytest.raises(ForeignCheckpoint, match="belongs to user 12345"):
+            take()
+    assert not (tmp_path / "new").exists()

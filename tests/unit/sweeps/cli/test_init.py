@@ -75,7 +75,7 @@ def test_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as caught:
         write_starter(tmp_path / "file")
-    assert_parts(str(caught.value), str(tmp_path / "file"), "(File exists)", "sweep init DIR")
+    assert_parts(str(caught.value), str(tmp_path / "file"), "Not a directory")
 
 
 def test_printed_command_is_quoted_for_the_shell(

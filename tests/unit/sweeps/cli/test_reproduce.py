@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -272,3 +273,14 @@ def test_directory_of_a_killed_reproduction_is_named_with_its_remedy(tmp_path: P
     done = _reproduce("--dir", str(again))  # what a killed one has left looks the same
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"repeat the command after: rm -r '{again}'" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+def test_run_starts_at_no_checkpoint_of_another_user(paths: SweepPaths, tmp_path: Path) -> None:
+    """Its copy would belong to this user, whose resume makes objects of what it names."""
+    [first, *_] = CheckpointStore(paths.trial(COMPLETE)).generations()
+    os.chown(first.path / "state.pt", 12345, 12345)
+    done = _reproduce("--trial", str(COMPLETE), "--from", "first", "--dir", str(tmp_path / "new"))
+    assert done.exit_code == 2
+    assert_parts(done.stderr, "state.pt belongs to user 12345", "chown")
+    assert not (tmp_path / "new").exists()

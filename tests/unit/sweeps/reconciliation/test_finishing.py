@@ -37,6 +37,7 @@ from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
+from trainable.errors import ForeignCheckpoint
 from trainable.metrics_file import ARTIFACTS, LOGGED, Row, read_logged, read_rows
 
 ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
@@ -316,3 +317,12 @@ def test_it_runs_where_others_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     view = made.view
     monkeypatch.setattr(view, "running", True)
     assert [view.trial_state(view.records[n]) for n in (other, 2)] == ["waiting", "running"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+def test_checkpoint_of_another_user_is_refused_before_a_trial_is_added(sweep: MadeSweep) -> None:
+    os.chown(sweep.paths.trial(0) / "checkpoints/step-00000010/state.pt", 12345, 12345)
+    before = sorted(sweep.paths.directory.rglob("*"))
+    with pytest.raises(ForeignCheckpoint, match="belongs to user 12345"):
+        trials_to_finish(sweep.paths, sweep.spec, sweep.ledger.trials(), [0])
+    assert sorted(sweep.paths.directory.rglob("*")) == before

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from optuna import Study, visualization
 
+from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
+from sweeps.operations import publish
+from sweeps.paths import SweepPaths
 from sweeps.report import report_data
 from sweeps.report.report import write_report
 from sweeps.report.report_data import thinned
@@ -151,15 +154,37 @@ def test_page_follows_links_and_writes_to_devices(tmp_path: Path) -> None:
     sweep, link, pipe = MadeSweep(tmp_path), tmp_path / "link", tmp_path / "pipe"
     (tmp_path / "pages").mkdir()
     link.symlink_to("pages/one.html")
-    write_report(sweep.paths, link)
+    publish.report(sweep.view, link)
     assert link.is_symlink()
     assert [page.name for page in (tmp_path / "pages").iterdir()] == ["one.html"]
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as reader:
         read = reader.submit(pipe.read_text)
-        write_report(sweep.paths, pipe)
+        publish.report(sweep.view, pipe)
     assert read.result().startswith("<!doctype html>")
     assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+def test_link_that_appears_while_the_page_is_drawn_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, target, mine = MadeSweep(tmp_path), tmp_path / "shared/page.html", tmp_path / "mine"
+    mine.write_text("mine")
+    target.parent.mkdir()
+    target.parent.chmod(0o1777)
+
+    def draw(paths: SweepPaths, page: Path) -> Path:
+        del paths
+        target.symlink_to(mine)
+        os.chown(target, 12345, 12345, follow_symlinks=False)
+        page.write_text("page")
+        return page
+
+    monkeypatch.setattr(publish, "draw_report", draw)
+    with pytest.raises(UserError, match="is a symbolic link that belongs to user 12345"):
+        publish.report(sweep.view, target)
+    assert mine.read_text() == "mine"
 
 
 def test_quadratic_figures_use_a_subset_of_trials(
