@@ -5,6 +5,7 @@ The store is MLflow's own; the sweep is made by hand, so that nothing is trained
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -113,7 +114,8 @@ def _held(root: Path) -> Held:
             read("m.key, m.step, m.value, m.timestamp, m.is_nan", "metrics"),
             read("m.key, m.value, 0", "params"),  # type: ignore[arg-type]
             [
-                tag  # type: ignore[misc]
+                # a description names the root for which it was written
+                (*tag[:2], re.sub("--root [^`]+", "", str(tag[2])))  # type: ignore[misc]
                 for tag in read("m.key, m.value, 0", "tags")
                 if tag[1] not in ("mlflow.parentRunId", "stopped_by", "figures")
             ],
