@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Comparison": "api.comparison",
-    "Figures": "api.figures",
+    "Figures": "api.sweep",
     "Incomparable": "results.compare",
     "NoBest": "results.sweep_status",
     "NoChoice": "results.sweep_status",
-    "NotEnough": "publishing.report_data",
+    "NotEnough": "report.report_data",
     "SpecError": "errors",
     "Sweep": "api.sweep",
     "SweepCommandError": "api.command",
