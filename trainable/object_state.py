@@ -879,6 +879,16 @@ class _Saving(_Pickler):
         return len(self._tensors) - 1
 
 
+def _laid_out(
+    value: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> Tensor:
+    """Return a tensor in memory as it lay: a kernel may add in the order of the memory."""
+    if 0 in stride or (value.stride(), value.storage_offset()) == (stride, offset):
+        return value
+    size = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    return value.new_empty(size).as_strided(shape, stride, offset).copy_(value)
+
+
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, and takes what a run has built from it.
 
@@ -923,6 +933,8 @@ class _Unpickler(pickle.Unpickler):
         value = value.detach()
         if isinstance(source, str) or source in self._saved.get("shared", ()):
             value = value.as_strided(*form)
+        elif form is not None and value.numel() and not has_overlap(value):
+            value = _laid_out(value, *form)
         made: Tensor = (
             nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
         )

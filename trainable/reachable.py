@@ -570,11 +570,13 @@ def by_attributes(value: Any) -> Kind:
 def may_hold_state(value: Any) -> bool:
     """Whether an object that pickle refuses may have a state of the run's.
 
-    Functions, locks and references have none, and a class of the user's that refuses pickle says
-    so itself.
+    Functions, locks, references, annotations and constants have none, and a class of the user's
+    that refuses pickle says so itself.
     """
     kind: Any = type(value)
-    if kind in weakref.ProxyTypes or _package(kind) in {*_OF_A_PROCESS, "weakref"}:
+    if kind in weakref.ProxyTypes or _package(kind) in {*_OF_A_PROCESS, "weakref", "typing"}:
+        return False
+    if isinstance(value, torch.qscheme):
         return False
     says_so = is_users(kind) and kind.__reduce_ex__ is not object.__reduce_ex__
     return not isinstance(value, (types.FunctionType, type)) and not says_so

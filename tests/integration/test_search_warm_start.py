@@ -366,21 +366,6 @@ def test_other_reports_are_not_compared_and_the_run_says_so(tmp_path: Path, budg
         assert told == "warm start from 1 trials of 'old'"
 
 
-def test_warm_start_of_an_earlier_release_goes_on_as_before(tmp_path: Path) -> None:
-    old = _old(tmp_path)
-    _reported(old, *[0.9] * 9)
-    spec = _warm(*ASHA)
-    ledger = _create(tmp_path, spec)
-    data = ledger.warm_start.to_data()
-    assert data["trials"][0].keys() == {"params", "value", "epoch", "complete"}
-    stored = WarmStart.from_data({key: data[key] for key in ("trials", "told")})
-    ledger.store_warm_start(stored)
-    ledger = Ledger.open(ledger.location.path)
-    assert ledger.warm_start == stored
-    _own(ledger, spec, 0.6)
-    assert _shown(spec, ledger) == [0.9, *["PRUNED"] * 4]
-
-
 def test_prior_configuration_is_compared_over_its_seeds(tmp_path: Path) -> None:
     old = _old(tmp_path, more="repeats: 2")
     _reported(old, 0.9, *[0.3] * 8)

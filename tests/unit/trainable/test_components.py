@@ -414,22 +414,6 @@ def test_layer_names_sort_as_the_layers_do():
     assert all(clean_key(f"grad_norm/{name}") == f"grad_norm/{name}" for name in names)
 
 
-def test_earlier_rules_name_layers_by_their_paths():
-    class Bare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-
-    model, stray = Bare(), nn.Parameter(torch.ones(1))
-    for parameter in (model.scale, stray):
-        parameter.grad = torch.ones(1)
-    layers = LayerNorms(model, [model.scale, stray], readable=False)
-    assert layers.present() == ["(model)", "(outside the model)"]
-    listed = nn.Sequential(nn.Linear(1, 1))
-    listed[0].weight.grad = torch.ones(1, 1)
-    assert LayerNorms(listed, [*listed.parameters()], readable=False).present() == ["0"]
-
-
 def test_throughput_leaves_pauses_out():
     now = [0.0]
     throughput = Throughput(lambda: now[0])

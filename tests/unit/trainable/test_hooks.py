@@ -358,18 +358,6 @@ def test_evaluation_has_one_value_of_each_name():
     assert means([log.take(), log.take_epoch()]) == [{"val/hits": 4.0}, {"hits": 3.0}]
 
 
-def test_epoch_of_an_earlier_version_resumes(tmp_path, opened, configure):
-    """Its states know neither hooks nor sums; the epoch has begun, and is not begun again."""
-    trainer, _ = _run(opened, configure(every="2 steps"), tmp_path, crash_at=3)
-    state = trainer.store.load(trainer.store.newest())
-    for name in ("epoch_begun", "sums"):
-        del state["progress"][name]
-    other = opened(configure(), tmp_path / "other", Curriculum())
-    other.state.load_state_dict(state)
-    other._train_one()
-    assert [name for name, _ in other._step.task.calls].count("start") == 1
-
-
 def test_each_hook_is_a_method_of_task():
     assert all(hasattr(Task, name) for name in HOOKS)
 
