@@ -254,7 +254,7 @@ def _answer(
         return {
             "refused": redact(
                 f"'{wanted.task.name}' could not be built ({type(error).__name__}: {error}); its "
-                "model and its data are built once before anything is created; correct the task "
+                "model and its data are built before anything is created; correct the task "
                 f"or its arguments{_fractions(wanted.task)}"
             ),
             "key": "task",

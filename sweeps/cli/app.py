@@ -194,7 +194,7 @@ def main() -> None:
     except SystemExit as ended:
         code = ended.code
         raise
-    except BaseException:
+    except BaseException:  # also Ctrl-C: Python will exit with 1; raised again
         code = 1
         raise
     finally:

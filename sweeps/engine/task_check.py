@@ -229,7 +229,7 @@ class TaskInspector:
                 self._spec,
                 "task",
                 f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task must "
-                "be built once before a sweep is created; "
+                "be built before a sweep is created; "
                 + ("; ".join(shortages()) or "correct it, or its arguments"),
                 raised=True,
             ) from None
