@@ -161,8 +161,8 @@ class _Node:
     def find_loss(self) -> Loss | None:
         """Return which process has ended, or does not run."""
         loss = self._find_loss()
-        if self.ends:  # also if that began meanwhile
-            return Loss("Ray is lost: its processes did not end", 2 * PATIENCE_SECONDS)
+        if self.ends:  # also if that began meanwhile; Ray needs 10 s after its processes are killed
+            return Loss("Ray is lost: its processes did not end", 3 * PATIENCE_SECONDS)
         if loss and self.address is None and (found := shortages()):  # why it could not start
             return loss._replace(cause=f"{loss.cause}; {'; '.join(found)}")
         return loss
