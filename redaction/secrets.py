@@ -221,12 +221,7 @@ _SAME = str.maketrans(
 
 
 def is_secret(name: str, value: object = "?") -> bool:
-    """Return whether a name, such as `DB_PASSWORD` or `api-key`, means a secret.
-
-    Args:
-        name: The name of a variable, an argument or an option, or a parameter's dotted path.
-        value: Its value. A number, a truth value or None is not a token or key.
-    """
+    """Return whether a name, such as `DB_PASSWORD` or `api-key`, means a secret."""
     found = _NAME_ENDS.search(f"{_lower(name[-100:])}=")
     return found is not None and not _is_plain(found["name"], _lower(str(value)))
 

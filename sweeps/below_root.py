@@ -45,18 +45,6 @@ def check_below_root(
     """Check that what a sweep writes lies below its root, links followed.
 
     If the root was moved or copied, the addresses of its artifacts in MLflow are corrected first.
-
-    Args:
-        paths: The sweep's directory; it need not exist yet.
-        spec: Its spec.
-        warn: Receives from where the root came, if addresses were corrected, and which other user
-            could replace the sweep.
-
-    Raises:
-        OutsideRoot: A link of another user leads to the root, or a link leads out of it, and the
-            user has not trusted the directory there.
-        ArtifactsElsewhere: MLflow has another address for the artifacts, which the user has not
-            trusted.
     """
     try:
         check_links(paths.root)
@@ -162,17 +150,7 @@ def place_of(paths: SweepPaths) -> dict[str, Any]:
 def check_no_copy(
     paths: SweepPaths, spec: SweepSpec, before: Mapping[str, Any], *, accepted: bool = False
 ) -> None:
-    """Check that no copy of a sweep writes into the stores of the original.
-
-    Args:
-        paths: The sweep's directory.
-        spec: Its spec.
-        before: What `place_of` returned for the last driver; empty if no driver noted it.
-        accepted: The user says that this is the sweep itself.
-
-    Raises:
-        OutsideRoot: The sweep uses a store outside of its root and may be a copy.
-    """
+    """Check that no copy of a sweep writes into the stores of the original."""
     stores = {
         f"{section}.{key}": uri
         for section, key in (

@@ -45,11 +45,7 @@ def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
 
 
 def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
-    """Return the files of a trial's checkpoints.
-
-    Raises:
-        StoreUntrusted: They are in an object store that the user does not trust.
-    """
+    """Return the files of a trial's checkpoints."""
     address = address_of(paths, spec, number)
     if address is not None:
         check_store(paths.directory, address)
@@ -109,13 +105,7 @@ def _lost(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> str | Non
 def saved_generation(
     saved: Sequence[Generation], spec: SweepSpec, record: TrialSummary
 ) -> Generation | None:
-    """Return the checkpoint of a trial's value by its manifest alone; None if it is missing.
-
-    Args:
-        saved: The trial's checkpoints.
-        spec: The sweep.
-        record: The trial.
-    """
+    """Return the checkpoint of a trial's value by its manifest alone; None if it is missing."""
     if spec.select == "final":
         return next((one for one in reversed(saved) if one.step == record.best_step), None)
     best = min((one for one in saved if one.value is not None), key=best_first, default=None)
@@ -169,15 +159,6 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
     """Check within seconds that the spec's object store accepts checkpoints.
 
     Directories are not checked here; the sweep's directory was checked before.
-
-    Args:
-        paths: The sweep's directory.
-        spec: Names the object store.
-        new: Whether the sweep is new; the store must then hold no sweep of this name.
-
-    Raises:
-        UserError: The store does not accept them; nothing was created.
-        StoreUntrusted: The user does not trust the object store.
     """
     if spec.storage.checkpoints is not None:
         check_store(paths.directory, spec.storage.checkpoints)
@@ -190,11 +171,7 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
 
 
 def check_kept(paths: SweepPaths, before: SweepSpec, after: SweepSpec) -> None:
-    """Check that a resumed sweep keeps its name and its checkpoint storage.
-
-    Raises:
-        StorageMoved: It would change one of them.
-    """
+    """Check that a resumed sweep keeps its name and its checkpoint storage."""
     if before.name != paths.name:
         back = shlex.join(("mv", "-T", str(paths.directory), str(paths.root / before.name)))
         raise StorageMoved(

@@ -42,12 +42,7 @@ def format_parameter(params: Mapping[str, Any], key: str) -> str:
 
 
 def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
-    """Shorten dotted keys to their last parts, as far as each title stays unique.
-
-    Args:
-        keys: Keys of parameters, without duplicates.
-        beside: The titles of the other columns.
-    """
+    """Shorten dotted keys to their last parts, as far as each title stays unique."""
     parts = dict.fromkeys(keys, 1)
 
     def title(key: str) -> str:
@@ -74,11 +69,6 @@ def format_best(
 
     With several metrics, each value has its name and none is called best, because only the first
     metric is at its best.
-
-    Args:
-        metrics: The names of the metrics.
-        result: The value of each.
-        final: The result is the last value and not the best one.
     """
     if not isinstance(result, Sequence):
         return f"{'last' if final else 'best'} {metrics[0]} {format_number(result)}"

@@ -27,9 +27,6 @@ class Fronts:
     A new point pushes the points that it dominates to the next front, and these push others: Li et
     al., "Efficient Nondomination Level Update Method for Steady-State Evolutionary Multiobjective
     Optimization" (2017).
-
-    Args:
-        num_coordinates: How many coordinates each point has.
     """
 
     def __init__(self, num_coordinates: int) -> None:
@@ -102,13 +99,6 @@ def spread(front: _Floats, number: int) -> _Indices:
     (2011). Once the chosen points dominate all sample points, the rest is drawn from the others,
     in the same way each time. Each coordinate is scaled to its range in the front, and the volume
     ends a tenth of this range behind the worst.
-
-    Args:
-        front: Points of which none dominates another, of shape (points, coordinates).
-        number: How many to choose.
-
-    Returns:
-        Their indices, of shape (number,), the first choice first.
     """
     return _spread(front.tobytes(), front.shape[1], number)
 

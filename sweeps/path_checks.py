@@ -34,14 +34,6 @@ def check_writable(directory: Path, option: str, *, named: Path | None = None) -
     Permissions are not enough: a file system may be read-only, full, or unable to store files. The
     check therefore writes a file without a name, to the deepest directory that exists. It creates
     no directory, whose name another user could take afterwards.
-
-    Args:
-        directory: Where files will be written.
-        option: The option that names it, such as `--export`.
-        named: What the option names instead, such as a file in it.
-
-    Raises:
-        UserError: Files cannot be written.
     """
     directory = directory.absolute()
     place = next(each for each in (directory, *directory.parents) if os.path.lexists(each))
@@ -59,11 +51,7 @@ def check_writable(directory: Path, option: str, *, named: Path | None = None) -
 
 
 def check_private(directory: Path, option: str) -> None:
-    """Check that files can be written to a directory, and that no other user can replace them.
-
-    Raises:
-        UserError: Files cannot be written there, or another user could replace them.
-    """
+    """Check that files can be written to a directory, and that no other user can replace them."""
     _private(directory, option)
     check_writable(directory, option)
 
@@ -73,9 +61,6 @@ def make_private(directory: Path, option: str) -> Iterator[Path]:
     """Create a directory, which may exist, and yield its real path, by which to write to it.
 
     If it is new and stays empty, it is removed afterwards.
-
-    Raises:
-        UserError: Another user could replace what is written there, or it cannot be created.
     """
     place = _private(directory, option)
     missing = [each for each in (place, *place.parents) if not os.path.lexists(each)]
@@ -89,11 +74,7 @@ def make_private(directory: Path, option: str) -> Iterator[Path]:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Check that a file can be written or overwritten, and that no other user can redirect it.
-
-    Raises:
-        UserError: The file cannot be written, or another user could redirect it.
-    """
+    """Check that a file can be written or overwritten, and that no other user can redirect it."""
     if path.is_dir():
         raise UserError(
             f"{option} {path}: is a directory; the option names a file; write one in it, such as "
@@ -112,16 +93,6 @@ def write_file(path: Path, content: bytes, option: str, *, overwrite: bool = Tru
     """Write a file completely or not at all; write directly into a pipe or a device.
 
     A symbolic link stays, and what it names is written.
-
-    Args:
-        path: The file; its directory is created when missing.
-        content: What is written.
-        option: The option that names the file, such as `--output`.
-        overwrite: Replace an existing file.
-
-    Raises:
-        FileExistsError: Something has its name, and `overwrite` is false.
-        UserError: See `check_file`.
     """
     named = path
     try:
@@ -163,11 +134,7 @@ def _found(name: str, directory: int) -> os.stat_result | None:
 def _check_found(
     found: os.stat_result, directory: os.stat_result, path: Path, option: str
 ) -> None:
-    """Check what has the name of an output.
-
-    Raises:
-        UserError: It belongs to another user, who would receive or could redirect the output.
-    """
+    """Check what has the name of an output."""
     if is_ours(found.st_uid):
         return
     if stat.S_ISLNK(found.st_mode):
@@ -224,11 +191,7 @@ def _private(
     create: bool = False,
     sticky: bool = False,
 ) -> Path:
-    """Call `private_directory`, and name the option in its errors.
-
-    Raises:
-        UserError: Another user could replace what is written to the directory.
-    """
+    """Call `private_directory`, and name the option in its errors."""
     try:
         return private_directory(directory, create=create, sticky=sticky)
     except NotPrivate as error:

@@ -44,15 +44,7 @@ TRIAL_CONFIG = "config.yaml"
 
 
 def check_name(name: str, *, model: bool = False) -> str:
-    """Return a sweep's name if it may become a directory; every path of a sweep passes this check.
-
-    Args:
-        name: The name.
-        model: Whether it names a registered model, from which MLflow makes paths and addresses.
-
-    Raises:
-        InvalidName: It may not.
-    """
+    """Return a sweep's name if it may become a directory; each path of a sweep passes here."""
     visible = shown(name)
     rule = "a model's name is part of addresses" if model else "a name becomes a directory"
     remedy = "use letters, digits, '-' and '_'"
@@ -86,11 +78,7 @@ def check_name(name: str, *, model: bool = False) -> str:
 
 
 def resolve_root(root: Path | None) -> Path:
-    """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`.
-
-    Raises:
-        UserError: It begins with the home of an unknown user, or is not valid UTF-8.
-    """
+    """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`."""
     place = root or Path(os.environ.get(ROOT_VARIABLE) or "runs")
     try:
         place = Path(_left or "", place.expanduser()).absolute()
@@ -127,13 +115,6 @@ def command_line(
     """Return a command line for a shell, with `--root` unless it is the default root.
 
     It works where the user typed the present one: in the same directory and environment.
-
-    Args:
-        root: The directory of all sweeps.
-        words: The command, its arguments and options.
-        program: The name of the program, for a text that is read elsewhere; None: as this one
-            was started.
-        anywhere: For a text that is read elsewhere: with `--root` in any case.
     """
     option: tuple[str, ...] = ("--root", str(root))
     if not anywhere:
@@ -163,15 +144,7 @@ def artifact_root(root: Path) -> Path:
 
 
 def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
-    """Return the tracking URI of a sweep, and its artifact directory.
-
-    Args:
-        uri: The spec's `tracking.uri`; None: the embedded store.
-        root: The directory of all sweeps.
-
-    Returns:
-        The tracking URI, and the artifact directory; None: a server decides.
-    """
+    """Return the tracking URI of a sweep, and its artifact directory."""
     address = tracking_uri(root) if uri is None else uri
     return address, artifact_root(root) if is_database(address) else None
 

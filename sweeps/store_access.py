@@ -22,15 +22,7 @@ _STORES = (("tracking", "uri"), ("storage", "checkpoints"))
 
 
 def check_store(directory: Path, uri: str) -> None:
-    """Check that a sweep's store may be connected to.
-
-    Args:
-        directory: The sweep's directory; it need not exist yet.
-        uri: The store's address.
-
-    Raises:
-        StoreUntrusted: The user does not trust the store, or another user owns the sweep.
-    """
+    """Check that a sweep's store may be connected to."""
     check_owner(directory)
     if not is_file(uri):
         check_trusted(uri)
@@ -41,12 +33,6 @@ def check_owner(directory: Path) -> None:
 
     Commands that only look at a sweep need no check. Optuna stores the state of the sampler
     `cmaes` as a pickle in the ledger, and a resume loads it.
-
-    Args:
-        directory: The sweep's directory; it need not exist yet.
-
-    Raises:
-        StoreUntrusted: Another user owns the directory, its spec or its ledger.
     """
     for path in (directory, directory / "sweep.yaml", directory / "ledger.db"):
         try:
@@ -63,11 +49,7 @@ def check_owner(directory: Path) -> None:
 
 
 def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None]:
-    """Return a sweep's tracking URI and artifact directory, checked. See `paths.tracking_place`.
-
-    Raises:
-        StoreUntrusted: See `check_store`.
-    """
+    """Return a sweep's tracking URI and artifact directory, checked (`paths.tracking_place`)."""
     address, artifacts = tracking_place(spec.tracking.uri, paths.root)
     check_store(paths.directory, address)
     return address, artifacts
@@ -84,9 +66,6 @@ def check_stores(paths: SweepPaths, spec: SweepSpec, document: Document) -> None
 
     Who runs the copy trusts what it names; see `remember_named`. Stores that the user names by
     options need no check.
-
-    Raises:
-        StoreUntrusted: See `check_store`.
     """
     for path in _STORES:
         uri = getattr(getattr(spec, path[0]), path[1])
@@ -95,17 +74,7 @@ def check_stores(paths: SweepPaths, spec: SweepSpec, document: Document) -> None
 
 
 def remember_named(spec: SweepSpec, document: Document, file: Path | None = None) -> None:
-    """Trust the stores that this user names by options, or in a file that only the user can write.
-
-    Args:
-        spec: The spec with the stores.
-        document: Knows where each key of the spec was written.
-        file: The spec file that the user runs; None: a resumed sweep, whose own file is not
-            evidence of the user's trust.
-
-    Raises:
-        StoreUntrusted: The list of trusted stores cannot be written.
-    """
+    """Trust the stores that this user names by options, or in a file that only the user writes."""
     is_own = file is not None and _is_own(file)
     for path in _STORES:
         uri = getattr(getattr(spec, path[0]), path[1])

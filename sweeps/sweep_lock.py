@@ -55,12 +55,7 @@ class LockOwner:
 
 
 def lock_lost(what: str, directory: Path) -> LockLost:
-    """Return the error of a driver that has lost the lock.
-
-    Args:
-        what: What happened to the lock.
-        directory: The sweep's directory.
-    """
+    """Return the error of a driver that has lost the lock."""
     return LockLost(
         f"{what}; only the lock's holder may write to a sweep, so this driver exited without "
         "writing; see which process runs it with: "
@@ -81,11 +76,7 @@ def sweep_locked(directory: Path, holder: LockOwner | None) -> SweepLockedError:
 
 
 class SweepLock:
-    """An exclusive lock on a sweep's directory, held until `release` or the end of the process.
-
-    Args:
-        path: The lock file.
-    """
+    """An exclusive lock on a sweep's directory, held until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,13 +88,7 @@ class SweepLock:
         """The token that tags this driver's processes; set by `acquire`."""
 
     def acquire(self) -> LockOwner:
-        """Acquire the lock.
-
-        Raises:
-            SweepLockedError: Another live driver holds it.
-            LockTaken: A process that is not a driver has locked the file.
-            IrregularFile: The lock file is not a regular file.
-        """
+        """Acquire the lock."""
         holder = LockOwner(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
         file = self._lock_file()
         # Processes with this token will be killed, so a token in another user's file is ignored.
@@ -140,9 +125,6 @@ class SweepLock:
         """Check that this process still holds the lock; may be called from any thread.
 
         It costs a `stat` of the file.
-
-        Raises:
-            LockLost: The lock is lost; this process must not write to the sweep any more.
         """
         if self._exiting:
             threading.Event().wait()  # until this process ends
@@ -192,14 +174,7 @@ def _try_lock(file: IO[str], path: Path) -> bool:
 
 
 def read_holder(path: Path) -> LockOwner | None:
-    """Return the holder named in a lock file.
-
-    Returns:
-        None if the lock was released or never held, or the file is damaged or not readable.
-
-    Raises:
-        IrregularFile: It is not a regular file.
-    """
+    """Return the holder named in a lock file."""
     try:
         holder = LockOwner(**json.loads(read_regular(path, LARGEST_NOTE)))
     except (FileNotFoundError, PermissionError, ValueError, TypeError, RecursionError):
@@ -221,9 +196,6 @@ def is_held(path: Path) -> bool:
     """Return whether a live driver holds the lock at `path`.
 
     Of another user's lock, only holders on this machine are known.
-
-    Raises:
-        IrregularFile: It is not a regular file.
     """
     try:
         file = open_regular(path, limit=LARGEST_NOTE)

@@ -18,31 +18,18 @@ from tracking.trackers import choose_tracker
 
 
 def check_address(spec: SweepSpec) -> None:
-    """Check that the tracking address of a spec names a store, without contacting it.
-
-    Raises:
-        TrackingUnusable: It names none.
-    """
+    """Check that the tracking address of a spec names a store, without contacting it."""
     if spec.tracking.uri is not None:
         choose_tracker(spec.tracking.uri).check_address()
 
 
 def find_tracker(paths: SweepPaths, spec: SweepSpec) -> Tracker:
-    """Return the tracker of a sweep, to be connected to.
-
-    Raises:
-        StoreUntrusted: The user has not named the store, or the sweep belongs to another user.
-    """
+    """Return the tracker of a sweep, to be connected to."""
     return choose_tracker(*reach_tracking(paths, spec))
 
 
 def tracker_at(uri: str | None, root: Path) -> Tracker:
-    """Return the tracker for an address, whether or not it may be connected to.
-
-    Args:
-        uri: The `tracking.uri` of a spec; None: the embedded store.
-        root: The directory that has the sweeps.
-    """
+    """Return the tracker for an address, whether or not it may be connected to."""
     return choose_tracker(*tracking_place(uri, root))
 
 
@@ -57,23 +44,7 @@ def open_tracker(
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> OpenTracker:
-    """Open the recorder of a sweep and its delivery.
-
-    Args:
-        paths: The sweep's directory.
-        spec: Its `tracking.uri` chooses the tracker.
-        sweep_id: The sweep's identity.
-        tags: Tags of the sweep's own run.
-        inherited: Tags of the driver, for the runs of trials.
-        experiment_tags: Tags of the experiment.
-        announce: Open the sweep's own run and tag the experiment.
-        environment: The environment of the process that delivers; None: records are only queued,
-            and no server is contacted.
-
-    Raises:
-        StoreUntrusted: The user has not named the store; not without `environment`.
-        OutboxError: The outbox cannot be written.
-    """
+    """Open the recorder of a sweep and its delivery."""
     offline = environment is None
     tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
     sweep = TrackedSweep(

@@ -19,11 +19,7 @@ from tracking.webhook import address_fault
 
 
 def check_webhook(spec: SweepSpec) -> str | None:
-    """Return the address of a sweep's webhook without contacting it; None if it has no webhook.
-
-    Raises:
-        UserError: The variable is not set, or holds no address that can be used.
-    """
+    """Return the address of a sweep's webhook without contacting it; None if it has no webhook."""
     name = spec.notify.variable
     if name is None:
         return None
@@ -49,37 +45,14 @@ def _refused(message: str) -> UserError:
 def open_notifications(
     paths: SweepPaths, spec: SweepSpec, *, offline: bool
 ) -> tuple[NotificationQueue, NotificationDelivery]:
-    """Open the queue of a sweep's notifications and start to deliver it.
-
-    Args:
-        paths: The sweep's directory; its outbox exists.
-        spec: Its `notify.webhook` names a variable.
-        offline: Deliver nothing.
-
-    Raises:
-        UserError: See `check_webhook`.
-        OutboxError: The outbox cannot be used.
-    """
+    """Open the queue of a sweep's notifications and start to deliver it."""
     address = check_webhook(spec)
     queue = NotificationQueue(paths.outbox)
     return queue, NotificationDelivery(queue, None if offline else address)
 
 
 def deliver_waiting(paths: SweepPaths, spec: SweepSpec, *, seconds: float) -> Undelivered | None:
-    """Deliver the notifications that a driver left behind.
-
-    Args:
-        paths: The sweep's directory; the caller holds its lock.
-        spec: The sweep.
-        seconds: The time limit.
-
-    Returns:
-        What still waits, and why; None if nothing waited, or if the sweep has no webhook.
-
-    Raises:
-        StoreUntrusted: Another user owns the sweep.
-        OutboxError: The outbox cannot be used.
-    """
+    """Deliver the notifications that a driver left behind."""
     before = read_outbox(paths.outbox).notifications
     if not before or spec.notify.variable is None:
         return None

@@ -33,18 +33,7 @@ def is_outside(address: str, root: Path) -> bool:
 
 
 def check_inside(address: str, root: Path, name: str = "") -> None:
-    """Check that an artifact may be written to an address.
-
-    Args:
-        address: The address of a run's artifacts.
-        root: The directory with the artifacts of all runs.
-        name: The artifact's path below the address.
-
-    Raises:
-        ArtifactsElsewhere: It is a file that is not below the root, links followed, and this user
-            has not trusted its directory.
-        TrustFileRefused: Other users may write to the file of trusted stores.
-    """
+    """Check that an artifact may be written to an address."""
     path = file_path(address)
     target = None if path is None else Path(os.path.realpath(path / name))
     if not is_file(address) or is_below(target, root):
@@ -70,16 +59,6 @@ def former_addresses(store: Path, root: Path) -> dict[str, str]:
 
     An experiment at `OLD/mlartifacts/NAME` is one of `root`, `NEW/mlartifacts`, if its files are
     not at the old place alone.
-
-    Args:
-        store: The file of the database, which lies beside the artifacts; it may be missing.
-        root: The directory with the artifacts of all runs; absolute.
-
-    Returns:
-        For each such address the present one.
-
-    Raises:
-        sqlite3.Error: The file is damaged, held, or no tracking store.
     """
     if not store.exists():
         return {}
@@ -96,15 +75,7 @@ def former_addresses(store: Path, root: Path) -> dict[str, str]:
 
 
 def correct_addresses(store: Path, former: Mapping[str, str]) -> None:
-    """Replace addresses of experiments, and of all that lies below them.
-
-    Args:
-        store: The file of the database.
-        former: What `former_addresses` has returned.
-
-    Raises:
-        sqlite3.Error: The file is damaged, held or read-only.
-    """
+    """Replace addresses of experiments, and of all that lies below them."""
     with _opened(store, "rw") as db, db:
         for before, now in former.items():
             for table, column in ARTIFACT_ADDRESSES:

@@ -21,29 +21,14 @@ _DIRECTORY = "artifacts"
 
 
 class Staging:
-    """The copies in an outbox.
-
-    Args:
-        outbox: The outbox's directory.
-    """
+    """The copies in an outbox."""
 
     def __init__(self, outbox: Path) -> None:
         self._outbox = outbox
         self._directory = outbox / _DIRECTORY
 
     def copy(self, path: Path, name: str) -> dict[str, str]:
-        """Copy a file and sync the copy to the disk.
-
-        Args:
-            name: The artifact's path at the server.
-
-        Returns:
-            The record's payload: the copy's path, and the artifact's folder at the server.
-
-        Raises:
-            ValueError: `name` is not a relative path.
-            OSError: The file could not be copied; no partial copy remains.
-        """
+        """Copy a file and sync the copy to the disk."""
         target = check_artifact_name(name)
         copy = self._directory / uuid.uuid4().hex / target.name
         copy.parent.mkdir(parents=True)
@@ -59,16 +44,7 @@ class Staging:
         return {"staged": str(copy.relative_to(self._outbox)), "folder": folder}
 
     def find(self, staged: str) -> Path:
-        """Return a copy's path.
-
-        Args:
-            staged: The path in its record. It is checked, because another user may have planted
-                the record or a link.
-
-        Raises:
-            ValueError: The path is not that of a copy, goes through a symbolic link, or names no
-                regular file.
-        """
+        """Return a copy's path."""
         parts = PurePath(staged).parts
         if len(parts) != 3 or parts[0] != _DIRECTORY or ".." in parts:
             raise ValueError(

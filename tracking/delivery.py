@@ -139,12 +139,7 @@ class TrackingServer(Protocol):
 
 
 class Delivery:
-    """Delivers the records of an outbox to a server. Used by one thread.
-
-    Args:
-        sweep_id: The tag of every run.
-        name: The name of the sweep's own run.
-    """
+    """Delivers the records of an outbox to a server. Used by one thread."""
 
     def __init__(
         self, outbox: Outbox, server: TrackingServer, *, sweep_id: str, name: str
@@ -192,13 +187,6 @@ class Delivery:
         """Deliver until the outbox is empty or `stop` returns True.
 
         Each round sends one batch of each trial, then one artifact.
-
-        Args:
-            uploads: False leaves the artifacts in the outbox.
-
-        Raises:
-            NotStored: An artifact could not be stored; all else can be delivered.
-            Exception: Any error of the server; call `disconnect` before the next attempt.
         """
         while True:
             trials = self._outbox.trials()

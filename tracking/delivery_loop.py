@@ -79,13 +79,7 @@ NOT_YET = DeliveryProgress(ready=False, is_down=False, last_answer=0.0)
 
 
 class DeliveryLoop:
-    """Delivers an outbox until `close` is called.
-
-    Args:
-        destination: The outbox and its server.
-        on_progress: Called with each change of the progress, in the thread of `run`.
-        open_server: Builds the server; default the destination's own.
-    """
+    """Delivers an outbox until `close` is called."""
 
     def __init__(
         self,
@@ -124,11 +118,7 @@ class DeliveryLoop:
     # The loop
 
     def run(self) -> None:
-        """Deliver until closed.
-
-        Raises:
-            OutboxError: The outbox cannot be opened.
-        """
+        """Deliver until closed."""
         outbox = Outbox(Path(self._destination.outbox), delivers=True)
         try:
             self._run(outbox)
@@ -226,12 +216,7 @@ class DeliveryLoop:
 
 
 class DeliveryThread:
-    """Runs the delivery loop in a thread of this process.
-
-    Args:
-        destination: The outbox and its server.
-        open_server: Builds the server; default the destination's own.
-    """
+    """Runs the delivery loop in a thread of this process."""
 
     def __init__(
         self, destination: Destination, open_server: Callable[[], TrackingServer] | None = None

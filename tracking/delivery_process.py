@@ -39,12 +39,7 @@ _PATIENCE_SECONDS = (0.5, 30.0)
 
 
 class DeliveryProcess:
-    """Runs the delivery loop in a child process, and starts another one if the child dies.
-
-    Args:
-        destination: The outbox and its server.
-        environment: The environment of the child.
-    """
+    """Runs the delivery loop in a child process, and starts another one if the child dies."""
 
     def __init__(self, destination: Destination, environment: Mapping[str, str]) -> None:
         self.ready = threading.Event()

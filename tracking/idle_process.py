@@ -21,14 +21,6 @@ def start_idle(
 
     It has a process group of its own, so it gets no signals of the terminal. It should exit at the
     end of its standard input. Without SCHED_IDLE it gets the highest niceness.
-
-    Args:
-        command: A program and its arguments.
-        environment: The environment of the process.
-        silent: Discard its output; default: its standard output is a pipe.
-
-    Raises:
-        OSError: The process could not be started.
     """
     process = subprocess.Popen(
         command,

@@ -31,12 +31,7 @@ class LockHolder(NamedTuple):
 
 
 def lock_holders(path: str | os.PathLike[str], *kinds: str) -> list[LockHolder]:
-    """Return who has locked a file, in the order of the kernel.
-
-    Args:
-        path: The file.
-        kinds: The kernel's words for kinds of locks: FLOCK, POSIX, OFDLCK.
-    """
+    """Return who has locked a file, in the order of the kernel."""
     try:
         found = os.stat(path, follow_symlinks=False)
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -52,14 +47,7 @@ def lock_holders(path: str | os.PathLike[str], *kinds: str) -> list[LockHolder]:
 
 
 def describe_database_lock(path: Path) -> tuple[str, str]:
-    """Return who has locked an SQLite database, and a remedy.
-
-    Args:
-        path: The database.
-
-    Returns:
-        Such as `process 4711 of user bob`, and what to do about it.
-    """
+    """Return who has locked an SQLite database, and a remedy."""
     found = [
         holder
         for suffix in ("", "-wal", "-shm")

@@ -53,16 +53,7 @@ def shared_view(
     ascending: bool,
     sweep_id: str | None = None,
 ) -> SharedView:
-    """Return the view of a sweep's trials, with the best ten visible in the charts.
-
-    Args:
-        params: The first twelve are axes of the parallel coordinates and columns of the table.
-        metric: The last axis, and the order of the table.
-        curves: Metrics; each has a chart of its curves.
-        ascending: Smallest first.
-        sweep_id: Show this sweep's trials only: an earlier sweep of the same name has the same
-            experiment. None: all trials, for a comparison of sweeps.
-    """
+    """Return the view of a sweep's trials, with the best ten visible in the charts."""
     chosen = [clean_key(name) for name in params[:_MOST_PARAMS]]
     value = clean_key(metric)
     charts = [

@@ -169,12 +169,6 @@ def check_revision(row: Sequence[Any] | None) -> None:
     """Compare the answer to `REVISION_QUERY` with the installed MLflow.
 
     MLflow refuses a store whose migrations are not those of its package.
-
-    Args:
-        row: The answer; None: the tables do not exist yet.
-
-    Raises:
-        TablesDiffer: The schema version is another one.
     """
     if row is None:
         return
@@ -203,14 +197,6 @@ def http_get(uri: str, endpoint: str, *, timeout: float) -> Any:
     """Send one GET request to a tracking server, without a retry.
 
     This calls MLflow's own function, so certificates, proxies and tokens are as in later calls.
-
-    Args:
-        uri: The server's address.
-        endpoint: The path below it.
-        timeout: Seconds.
-
-    Raises:
-        MlflowException: The server does not answer.
     """
     from mlflow.utils import credentials, rest_utils
 
@@ -233,10 +219,6 @@ def register_store(scheme: str, builder: Callable[..., Any]) -> None:
     """Let addresses of a scheme lead to a tracking store.
 
     The public way is an entry point, but every MLflow process of the environment would load it.
-
-    Args:
-        scheme: The part of the address before `://`.
-        builder: Receives `store_uri` and `artifact_uri`, and returns an `AbstractStore`.
     """
     from mlflow.tracking._tracking_service import utils
 
@@ -283,11 +265,6 @@ def make_pages(store: str, artifacts: Path, reader: type[ArtifactRepository]) ->
 
     `mlflow server` itself reads every file that a run's artifact address names, and has no login.
     So all readers of artifacts are replaced.
-
-    Args:
-        store: The database's address.
-        artifacts: The root of the artifacts.
-        reader: Reads artifacts, whatever the scheme of their address.
     """
     root = artifacts.as_uri()
     os.environ.update(

@@ -64,9 +64,6 @@ def connect(uri: str) -> MlflowClient:
 
     A missing SQLite store is created, which takes seconds. MLflow's environment variables are set,
     except those that the user has set.
-
-    Raises:
-        StoreUntrusted: The user has not trusted the store.
     """
     check_trusted(uri)
     for name, value in _ENVIRONMENT.items():
@@ -105,11 +102,7 @@ def _create(store: Path) -> None:
 
 
 def _lock(directory: int, store: Path) -> None:
-    """Lock a directory. Any process that may read the directory can do so.
-
-    Raises:
-        TimeoutError: Another process held the lock for longer than creating a store takes.
-    """
+    """Lock a directory. Any process that may read the directory can do so."""
     deadline = time.monotonic() + _CREATE_SECONDS
     while True:
         try:
@@ -154,13 +147,7 @@ def trial_of(run: Run) -> int | None:
 
 
 class MlflowServer:
-    """A tracking server and one experiment in it.
-
-    Args:
-        uri: An MLflow tracking URI.
-        artifact_root: The artifact location of a new experiment; None: the server chooses it.
-        experiment: The experiment's name.
-    """
+    """A tracking server and one experiment in it."""
 
     def __init__(
         self, uri: str, artifact_root: Path | None, experiment: str, sweep_id: str

@@ -26,13 +26,7 @@ _LAST_FAILURES = 2
 
 
 class NotificationDelivery:
-    """Posts waiting notifications in a thread until it is closed.
-
-    Args:
-        queue: The notifications; `close` closes it.
-        address: The webhook's address; None: deliver nothing.
-        send: Posts one notification; for tests.
-    """
+    """Posts waiting notifications in a thread until it is closed."""
 
     def __init__(
         self,
@@ -62,11 +56,7 @@ class NotificationDelivery:
             self._changed.notify_all()
 
     def close(self, timeout: float) -> Undelivered:
-        """Deliver for at most `timeout` seconds, then stop. A second call does nothing.
-
-        Returns:
-            What still waits. `sweep sync` and the next driver deliver it.
-        """
+        """Deliver for at most `timeout` seconds, then stop. A second call does nothing."""
         with self._changed:
             if self._deadline is not None:
                 return Undelivered(0, None)
@@ -105,12 +95,7 @@ class NotificationDelivery:
                     return
 
     def _deliver(self, address: str) -> None:
-        """Post all waiting notifications, the oldest first.
-
-        Raises:
-            NotTaken: The webhook is unavailable.
-            OutboxError: The queue cannot be used.
-        """
+        """Post all waiting notifications, the oldest first."""
         for one in self._queue.waiting():
             if one.key in self._refused:
                 continue
@@ -129,12 +114,7 @@ class NotificationDelivery:
                 self._queue.delivered(one.key)
 
     def _wait(self, delay: float | None, *, is_last: bool) -> bool:
-        """Wait until the next attempt; returns whether `close` was called.
-
-        Args:
-            delay: Seconds since a failed attempt, which news do not shorten; None: wait for news.
-            is_last: Whether `close` was called before.
-        """
+        """Wait until the next attempt; returns whether `close` was called."""
         with self._changed:
             if delay is None:
                 self._changed.wait_for(lambda: self._has_news or self._deadline is not None)

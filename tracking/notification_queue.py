@@ -36,14 +36,7 @@ class Undelivered(NamedTuple):
 
 
 class NotificationQueue:
-    """The notifications in an outbox. Its methods may be called from any thread.
-
-    Args:
-        directory: The outbox's directory, in which `Outbox` has created or repaired the file.
-
-    Raises:
-        OutboxError: The file cannot be opened.
-    """
+    """The notifications in an outbox. Its methods may be called from any thread."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
@@ -54,21 +47,13 @@ class NotificationQueue:
             raise outbox_error(self._path, error, "notifications") from error
 
     def add(self, key: str, body: Mapping[str, Any]) -> None:
-        """Queue a notification, unless one with this id was ever queued.
-
-        Raises:
-            OutboxError: It could not be written.
-        """
+        """Queue a notification, unless one with this id was ever queued."""
         text = json.dumps(body, allow_nan=False)
         with self._using() as db:
             db.execute("INSERT OR IGNORE INTO notifications VALUES (?, 0, ?)", (key, text))
 
     def waiting(self) -> list[Waiting]:
-        """Return the notifications that are not delivered, the oldest first.
-
-        Raises:
-            OutboxError: They cannot be read.
-        """
+        """Return the notifications that are not delivered, the oldest first."""
         query = "SELECT id, body FROM notifications WHERE NOT delivered ORDER BY rowid"
         with self._using() as db:
             rows = db.execute(query).fetchall()
@@ -77,11 +62,7 @@ class NotificationQueue:
         return [Waiting(*row) for row in rows]
 
     def delivered(self, key: str) -> None:
-        """Note that the receiver took a notification.
-
-        Raises:
-            OutboxError: It could not be written.
-        """
+        """Note that the receiver took a notification."""
         with self._using() as db:
             db.execute("UPDATE notifications SET delivered = 1, body = '' WHERE id = ?", (key,))
 

@@ -61,13 +61,6 @@ class Outbox(OutboxFile):
     """The queue in one directory. Its methods may be called from any thread.
 
     Several processes may have it open; each sees what the others have written.
-
-    Args:
-        directory: Created when it is missing. A damaged file in it is moved aside.
-        delivers: This process only delivers; another process may be appending records.
-
-    Raises:
-        OutboxError: The directory cannot be written, or a newer version wrote the file.
     """
 
     def __init__(self, directory: Path, *, delivers: bool = False) -> None:
@@ -90,11 +83,7 @@ class Outbox(OutboxFile):
     # -- called by the recorder -------------------------------------------------------------------
 
     def append(self, trial: int, kind: Kind, payload: Mapping[str, Any]) -> None:
-        """Queue one record.
-
-        Raises:
-            OutboxError: The record could not be written; nothing changed.
-        """
+        """Queue one record."""
         text = json.dumps(payload)
         with self._lock, self._transaction() as db:
             _insert(db, trial, kind, 1, text)
@@ -107,14 +96,7 @@ class Outbox(OutboxFile):
                 )
 
     def append_rows(self, trial: int, rows: Iterable[MetricRow]) -> int:
-        """Queue the points of `rows` above the trial's marks.
-
-        Returns:
-            How many points were queued.
-
-        Raises:
-            OutboxError: They could not be written; nothing changed.
-        """
+        """Queue the points of `rows` above the trial's marks."""
         with self._lock:
             with self._transaction() as db:
                 marks = self._load_marks(trial).copy()  # kept only if the commit succeeds
@@ -129,12 +111,7 @@ class Outbox(OutboxFile):
         return sum(num_points for _, num_points in packed)
 
     def append_artifact(self, trial: int, path: Path, name: str) -> None:
-        """Copy a file and queue the copy. The copy is synced to the disk before its record.
-
-        Raises:
-            ValueError: `name` is not a relative path.
-            OutboxError: The file could not be copied or the record not be written.
-        """
+        """Copy a file and queue the copy. The copy is synced to the disk before its record."""
         payload = self._staging.copy(path, name)
         try:
             self.append(trial, "artifact", payload)
@@ -170,11 +147,7 @@ class Outbox(OutboxFile):
             ]
 
     def prepare(self, trials: Iterable[int], *, single: bool = False) -> None:
-        """Mark the next metrics of each trial as in flight, with one fsync for all trials.
-
-        Args:
-            single: Prepare one record of each trial, and replace what was prepared before.
-        """
+        """Mark the next metrics of each trial as in flight, with one fsync for all trials."""
         limit = 1 if single else _MAX_RECORDS
         query = (
             "SELECT id, kind, state, points FROM records "
@@ -211,12 +184,6 @@ class Outbox(OutboxFile):
         """Return the trial's oldest records, without artifacts and with at most 1,000 points.
 
         A batch never mixes metrics that may have been sent with metrics that were not sent.
-
-        Args:
-            single: Take one record only.
-
-        Returns:
-            The batch to deliver next; None when nothing waits for the trial.
         """
         self.prepare([trial], single=single)
         prepared = self._prepared.pop(trial, None)
@@ -237,11 +204,7 @@ class Outbox(OutboxFile):
         return Batch(trial, records, prepared.uncertain)
 
     def claim_artifact(self, after: int) -> Batch | None:
-        """Return an artifact that is the first waiting record of its trial; None if there is none.
-
-        Args:
-            after: Trials with a higher number than this come first, so that trials take turns.
-        """
+        """Return an artifact that is the first waiting record of its trial, if there is one."""
         with self._lock:
             query = (
                 "SELECT id, trial, payload FROM records AS own WHERE kind = 'artifact' "
@@ -321,13 +284,7 @@ class Outbox(OutboxFile):
             set_meta(db, _UNACKED_CREATES, "0")
 
     def set_run_id(self, trial: int, run_id: str, recorded: HighWaterMarks | None) -> None:
-        """Store a trial's run id.
-
-        Args:
-            recorded: The highest steps at the server, if the run existed. The trial's marks are
-                raised to them, and queued points are compared before they are sent. None: the
-                run was created now.
-        """
+        """Store a trial's run id."""
         with self._lock, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
             if recorded is None:
@@ -376,10 +333,6 @@ class Outbox(OutboxFile):
 
         If it is a new store, or one that has lost its runs, the outbox deletes what it knows of
         the store. The next recorder then sends everything, and each point is compared first.
-
-        Args:
-            store: The store's identity (`tracking.address.store_identity`).
-            gone: The store has lost the runs that were delivered to it.
         """
         with self._lock, self._transaction() as db:
             before = read_meta(db, _STORE) or store
@@ -399,9 +352,6 @@ class Outbox(OutboxFile):
         """Record some trials again from their beginning, because the store lost part of them.
 
         Each point is compared with the store before it is sent, so that none is written twice.
-
-        Args:
-            trials: For each trial's number, whether the store has lost the whole run.
         """
         for trial, is_gone in trials.items():
             with self._lock, self._transaction() as db:

@@ -54,9 +54,6 @@ def check_file(path: Path) -> None:
     """Check that the database and SQLite's side files are regular files, before SQLite opens them.
 
     SQLite would block forever on a FIFO.
-
-    Raises:
-        sqlite3.DatabaseError: One of them is something else.
     """
     for suffix in ("", "-wal", "-journal", "-shm"):
         try:
@@ -71,21 +68,13 @@ def check_tables(db: sqlite3.Connection) -> None:
     """Check that the database has no views or triggers.
 
     A planted view may be an endless query, and a planted trigger writes records of its own.
-
-    Raises:
-        sqlite3.DatabaseError: It has one, or is not a database.
     """
     if db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
         raise sqlite3.DatabaseError("it holds a view or a trigger, and an outbox has neither")
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the outbox's file, and create its tables if it is empty.
-
-    Raises:
-        OutboxError: Another release wrote it.
-        sqlite3.DatabaseError: It is not a database, or cannot be opened.
-    """
+    """Open the outbox's file, and create its tables if it is empty."""
     check_file(path)
     db = sqlite3.connect(
         path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
@@ -156,13 +145,7 @@ def read_marks(db: sqlite3.Connection, trial: int) -> HighWaterMarks:
 
 
 def outbox_error(path: Path, error: sqlite3.Error, content: str = "records") -> OutboxError:
-    """Return the error of a program that cannot use the outbox.
-
-    Args:
-        path: The outbox's file.
-        error: SQLite's error.
-        content: What of its content is unchanged.
-    """
+    """Return the error of a program that cannot use the outbox."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest says details
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         holder, remedy = describe_database_lock(path)
@@ -178,14 +161,7 @@ def outbox_error(path: Path, error: sqlite3.Error, content: str = "records") -> 
 
 
 class OutboxFile:
-    """The file of one outbox, opened to be written, and the lock of its delivery.
-
-    Args:
-        directory: Created when it is missing. A damaged file in it is moved aside.
-
-    Raises:
-        OutboxError: The directory cannot be written, or another version wrote the file.
-    """
+    """The file of one outbox, opened to be written, and the lock of its delivery."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

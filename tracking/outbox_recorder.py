@@ -37,29 +37,7 @@ _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
 class OutboxRecorder:
-    """Records a sweep as one run, and each trial as one child of it.
-
-    Args:
-        uri: An MLflow tracking URI, such as `sqlite:///runs/mlflow.db` or a server's address.
-        artifact_root: The artifact location of a new experiment; None: the server chooses it.
-        experiment: The experiment's name; created when missing, restored when deleted.
-        sweep_id: The sweep's identity, a tag by which its runs are found again.
-        outbox: Directory of the durable queue.
-        tags: Tags of the sweep's run.
-        params: Parameters of the sweep's run.
-        inherited: Tags of this driver; default `tags`. A trial's run gets the provenance tags of
-            the driver that first started the trial.
-        experiment_tags: Tags of the experiment.
-        name: The name of the sweep's run; default the experiment's.
-        announce: Open the sweep's run and tag the experiment; False: only deliver the queue.
-        offline: Queue records and contact no server; `sync` delivers them later.
-        process: The environment of a delivery process; None: a thread of this process delivers.
-        open_server: Builds the server in that thread; for tests.
-
-    Raises:
-        ValueError: The sweep id has a character that a search cannot contain.
-        OutboxError: The outbox cannot be written.
-    """
+    """Records a sweep as one run, and each trial as one child of it."""
 
     def __init__(
         self,
@@ -198,11 +176,7 @@ class OutboxRecorder:
         return left
 
     def close(self, timeout: float) -> int:
-        """Deliver for at most `timeout` seconds, then stop.
-
-        Returns:
-            How many records still wait; `sync` or the next recorder on the outbox delivers them.
-        """
+        """Deliver for at most `timeout` seconds, then stop."""
         if self._drain is not None:
             self._drain.close(time.monotonic() + max(timeout, 0.0))
         self._outbox.close()
@@ -277,12 +251,7 @@ def set_target(outbox: Path, tracker: Tracker) -> None:
 
 
 def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
-    """Make an outbox record some trials from their beginning; see `Outbox.reset_trials`.
-
-    Args:
-        trials: For each trial's number, whether the store has lost the whole run; None stands for
-            the sweep's own run.
-    """
+    """Make an outbox record some trials from their beginning; see `Outbox.reset_trials`."""
     if trials:
         queue = Outbox(outbox)
         try:

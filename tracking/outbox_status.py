@@ -61,12 +61,6 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
     """Read an outbox that another process may be using.
 
     A missing or damaged outbox counts as empty: its next writer moves a damaged file aside.
-
-    Args:
-        trial: Read the marks of this trial only; None: of all trials.
-
-    Raises:
-        OutboxError: The file cannot be opened.
     """
     path = directory / FILE_NAME
     if not os.path.lexists(path):
@@ -142,11 +136,7 @@ def backlog(directory: Path) -> tuple[int, int]:
 
 
 def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
-    """Return texts by trial, with their types checked: SQLite stores any value in any column.
-
-    Raises:
-        ValueError: A value has another type.
-    """
+    """Return texts by trial, with their types checked: SQLite stores any value in any column."""
     texts = dict(rows)
     for trial, text in texts.items():
         if not (isinstance(trial, int) and isinstance(text, str)):

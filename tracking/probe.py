@@ -48,11 +48,7 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 
 
 def check_address(uri: str) -> None:
-    """Reject a URI that names no tracking store, without connecting to anything.
-
-    Raises:
-        TrackingUnusable: MLflow has no store for it, or it cannot be parsed.
-    """
+    """Reject a URI that names no tracking store, without connecting to anything."""
     example = "for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
     if is_supported(uri):
         if (fault := parse_error(uri)) is not None:
@@ -69,18 +65,7 @@ def check_address(uri: str) -> None:
 
 
 def probe(uri: str, *, known: bool = False, thorough: bool = False) -> None:
-    """Check within seconds that runs can be recorded at `uri`.
-
-    Args:
-        uri: An MLflow tracking URI: a server, or a database.
-        known: The sweep has recorded there before, so the store may be down for now. Then only
-            two checks remain: the version of a database's tables, and damage of a file.
-        thorough: Check all pages of a file of any size.
-
-    Raises:
-        TrackingUnusable: The store does not answer, rejects the credentials, is too old, is
-            damaged, is no tracking store, or has the tables of another MLflow version.
-    """
+    """Check within seconds that runs can be recorded at `uri`."""
     check_address(uri)
     try:
         if is_server(uri):
@@ -178,11 +163,7 @@ def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
 
 
 def _read(db: sqlite3.Connection, whole: bool) -> None:
-    """Read some of a store's tables, or check all pages.
-
-    Raises:
-        sqlite3.DatabaseError: The file is damaged.
-    """
+    """Read some of a store's tables, or check all pages."""
     for query in (EXPERIMENT_QUERY, RUN_QUERY):
         db.execute(query, [""]).fetchone()
     if whole and (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
@@ -190,12 +171,7 @@ def _read(db: sqlite3.Connection, whole: bool) -> None:
 
 
 def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
-    """Return an SQLAlchemy engine for a database; a missing file is not created.
-
-    Raises:
-        ImportError: The database driver is not installed.
-        StoreUntrusted: The user has not trusted the database.
-    """
+    """Return an SQLAlchemy engine for a database; a missing file is not created."""
     import sqlalchemy
 
     check_trusted(uri)

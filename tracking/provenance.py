@@ -42,15 +42,7 @@ _GIT_SECONDS = 5.0
 def provenance(
     directory: Path | None = None, command: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """Describe this process as tags for a sweep's run.
-
-    Args:
-        directory: The directory whose git state is recorded; default: the working directory.
-        command: The command line; default: that of this process.
-
-    Returns:
-        The tags. MLflow's pages show those named `mlflow.*`.
-    """
+    """Describe this process as tags for a sweep's run."""
     command = sys.argv if command is None else command
     tags = {
         "mlflow.source.name": Path(command[0]).name if command else "",

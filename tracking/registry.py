@@ -57,24 +57,6 @@ def register_model(
     `mlflow.pytorch.load_model("models:/NAME@best")` needs neither its class nor this package, and
     unpickles nothing. If a version with the same digest and format exists, it gets the alias, and
     no second version is created.
-
-    Args:
-        uri: An MLflow tracking URI.
-        run_id: The run that the version belongs to.
-        name: The registered model; created when missing.
-        model: A `torch.nn.Module` on the CPU, in evaluation mode.
-        inputs: Tensors for one call of the model; their first dimension is the batch.
-        digest: A hash of the weights.
-        tags: Tags of the version.
-        pickled: Save a pickle instead; loading it needs the model's class.
-        without: Modules without which the pickle must load.
-
-    Returns:
-        The version.
-
-    Raises:
-        NotRegistered: The model cannot be exported as a graph, its pickle does not load without
-            these modules, or the server refuses.
     """
     client = connect(uri)
     from mlflow.exceptions import MlflowException

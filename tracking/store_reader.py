@@ -52,12 +52,7 @@ _THREADS = 8
 
 
 def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreReader:
-    """Return a reader of the store at `uri`. It creates nothing there.
-
-    Args:
-        experiment: The name of the sweep's experiment.
-        experiment_id: Its id, which stays the same when it is renamed; None: unknown.
-    """
+    """Return a reader of the store at `uri`. It creates nothing there."""
     if is_database(uri):
         return _Database(uri)
     return _Client(uri, experiment, experiment_id)
@@ -70,11 +65,7 @@ def read_runs(
     sweep_id: str,
     environment: Mapping[str, str],
 ) -> list[StoredRun]:
-    """Return a sweep's runs without importing MLflow here; a child process reads from a server.
-
-    Raises:
-        StoreUnreadable: The store cannot be read.
-    """
+    """Return a sweep's runs without importing MLflow here; a child process reads from a server."""
     if is_database(uri):
         return open_reader(uri, experiment, experiment_id).runs(sweep_id)
     try:
@@ -101,22 +92,14 @@ def read_runs(
 
 
 def other_sweeps(uri: str, experiment: str) -> dict[str, int]:
-    """Return an experiment's number of runs by sweep id, without deleted runs.
-
-    Raises:
-        StoreUnreadable: The store does not answer.
-    """
+    """Return an experiment's number of runs by sweep id, without deleted runs."""
     if is_database(uri):
         return _Database(uri).sweeps(experiment)
     return _Client(uri, experiment, None).sweeps(experiment)
 
 
 def artifact_addresses(uri: str, experiment: str) -> set[str]:
-    """Return the addresses of the artifacts of an experiment and of its runs, in a database.
-
-    Raises:
-        StoreUnreadable: The database does not answer.
-    """
+    """Return the addresses of the artifacts of an experiment and of its runs, in a database."""
     return _Database(uri).artifact_addresses(experiment)
 
 

@@ -25,9 +25,6 @@ def redirect(taker: Any) -> None:
 
     A run that an earlier trial of this process left open is ended. MLflow keeps the store, and
     with it the first taker, until the process ends.
-
-    Args:
-        taker: Receives the calls; see `trial_store.Taker`.
     """
     os.environ["MLFLOW_TRACKING_URI"] = _ADDRESS
     if "mlflow" in sys.modules:

@@ -67,15 +67,7 @@ def can_be_trusted(uri: str) -> bool:
 
 
 def check_trusted(uri: str) -> None:
-    """Check, before a connection, that credentials may be sent to a store.
-
-    Args:
-        uri: The URI of a tracking store, a ledger's database, or an object store.
-
-    Raises:
-        StoreUntrusted: This user has not trusted it, or a password would be sent unencrypted.
-        TrustFileRefused: Other users may write to the file of trusted stores.
-    """
+    """Check, before a connection, that credentials may be sent to a store."""
     if is_local(uri) or _is_named_by_environment(uri):
         return
     origin = origin_of(uri)
@@ -105,14 +97,6 @@ def check_artifacts(tracking: str, artifacts: str) -> None:
 
     The answer of a server is trusted, because the server itself is trusted. A store that is a file
     may be planted, and may name any host.
-
-    Args:
-        tracking: The URI of the tracking store.
-        artifacts: The artifact URI of a run in it.
-
-    Raises:
-        StoreUntrusted: The store is a file, and this user has not trusted the artifacts' store.
-        TrustFileRefused: See `check_trusted`.
     """
     if not is_file(tracking):
         return
@@ -124,11 +108,7 @@ def check_artifacts(tracking: str, artifacts: str) -> None:
 
 
 def is_trusted_directory(path: Path) -> bool:
-    """Return whether this user lets sweeps write to a directory outside of their root.
-
-    Raises:
-        TrustFileRefused: See `check_trusted`.
-    """
+    """Return whether this user lets sweeps write to a directory outside of their root."""
     trusted_paths = (file_path(one) for one in _consents() if one.startswith("file:"))
     place = Path(os.path.realpath(path))
     return any(one and place.is_relative_to(os.path.realpath(one)) for one in trusted_paths)
@@ -161,16 +141,7 @@ def secured(uri: str) -> str:
 
 
 def add_trusted(uri: str, *, explicit: bool = False) -> None:
-    """Add a store to this user's file of trusted stores.
-
-    Args:
-        uri: Its URI. Nothing is written if it needs no trust, is trusted already, or cannot be
-            trusted (`can_be_trusted`).
-        explicit: Added by `sweep trust`: a password may be sent there over http://, too.
-
-    Raises:
-        TrustFileRefused: The file cannot be written, or other users may write to it.
-    """
+    """Add a store to this user's file of trusted stores."""
     origin = origin_of(uri)
     explicit = explicit and origin.startswith("http://")
     is_named = is_local(uri) or _is_named_by_environment(uri)
@@ -198,11 +169,7 @@ def add_trusted(uri: str, *, explicit: bool = False) -> None:
 
 
 def remove_trusted(uri: str) -> bool:
-    """Remove a store from the file; returns whether it was in it.
-
-    Raises:
-        TrustFileRefused: The file cannot be written, or other users may write to it.
-    """
+    """Remove a store from the file; returns whether it was in it."""
     path, origin = trust_file(), origin_of(uri)
     lines = list(_lines())
     kept = [line for line in lines if line.partition(" ")[0] != origin]
@@ -225,11 +192,7 @@ def remove_trusted(uri: str) -> bool:
 
 
 def trusted() -> list[str]:
-    """Return all trusted stores, of the file and of the environment, as lines of the file.
-
-    Raises:
-        TrustFileRefused: Other users may write to the file.
-    """
+    """Return all trusted stores, of the file and of the environment, as lines of the file."""
     return [
         f"{origin} {UNENCRYPTED}" if explicit and origin.startswith("http://") else origin
         for origin, explicit in sorted(_consents().items())

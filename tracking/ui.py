@@ -57,12 +57,6 @@ class PortTaken(ValueError):
 class UiServer:
     """A running server of MLflow's pages; a context manager that stops it.
 
-    Args:
-        url: Its address.
-        process: Its main process, which leads a process group.
-        log: A file with its output.
-        login: The secret in its link; None: the server needs none.
-
     Attributes:
         url: The address, such as `http://127.0.0.1:5000`.
     """
@@ -92,10 +86,6 @@ class UiServer:
 
         Every user of the machine can read command lines, so the browser gets the name of this file
         instead of the link.
-
-        Args:
-            directory: A directory that the browser can read; sandboxed ones cannot read /tmp.
-            page: A URL of this server.
         """
         descriptor, name = tempfile.mkstemp(".html", ".sweep-ui-", directory.absolute())
         link = html.escape(self.link(page))
@@ -170,17 +160,6 @@ def start_server(
     """Start the user interface for a tracking database and wait until it answers.
 
     A browser must open `UiServer.link` first. Only artifacts below `artifact_root` are shown.
-
-    Args:
-        uri: The database, such as `sqlite:///runs/mlflow.db`.
-        artifact_root: The directory of the artifacts.
-        port: 0 chooses a free one.
-        timeout: Seconds to wait; a cold start takes 20 to 60.
-
-    Raises:
-        ValueError: `uri` is a server, whose pages a browser can open directly.
-        PortTaken: The port is in use.
-        ServerError: The server ended or did not answer in time; the message has its last output.
     """
     if is_server(uri):
         raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
@@ -208,19 +187,7 @@ def launch(
     pass_fd: int | None = None,
     timeout: float = _START_SECONDS,
 ) -> UiServer:
-    """Start a server's process and wait until it answers.
-
-    Args:
-        command: A program and its arguments.
-        environment: The environment of the process.
-        url: The address at which it will answer.
-        login: The secret in its link; None: the server needs none.
-        pass_fd: A file descriptor that the process inherits.
-        timeout: Seconds to wait.
-
-    Raises:
-        ServerError: The server ended or did not answer in time; the message has its last output.
-    """
+    """Start a server's process and wait until it answers."""
     log = tempfile.TemporaryFile()  # noqa: SIM115 - Server.stop closes it
     process = subprocess.Popen(
         command,
@@ -247,14 +214,7 @@ def runs_page(
     ascending: bool,
     search: str | None = None,
 ) -> str:
-    """Return the URL of an experiment's training runs, ordered by a metric's last value.
-
-    Args:
-        base: The server's address.
-        order_by_metric: A metric, such as `best/val/loss`.
-        ascending: Smallest first.
-        search: The search filter; None: all runs.
-    """
+    """Return the URL of an experiment's training runs, ordered by a metric's last value."""
     query = {
         **_TRAINING,
         "orderByKey": f"metrics.`{order_by_metric}`",
@@ -277,11 +237,7 @@ def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str
 
 
 def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
-    """Return the URL of the charts of one or several experiments in a shared view.
-
-    Args:
-        view_key: The key of a `tracking.mlflow_chart_view.SharedView` in a tag of each experiment.
-    """
+    """Return the URL of the charts of one or several experiments in a shared view."""
     query = {
         **_TRAINING,
         "viewStateShareKey": view_key,
@@ -309,11 +265,7 @@ def metrics_page(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that no other process can take the port.
-
-    Raises:
-        PortTaken: The port is in use or invalid.
-    """
+    """Return a listening socket, so that no other process can take the port."""
     listener = socket.socket()
     # so that the port can be used while its old connections are still closing
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

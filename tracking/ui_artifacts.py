@@ -28,11 +28,7 @@ from tracking.mlflow_compat import (
 
 
 def below(root: Path) -> type[Artifacts]:
-    """Return a class that reads only artifacts below a directory.
-
-    Args:
-        root: The directory; the user has chosen it, so it may be a symbolic link.
-    """
+    """Return a class that reads only artifacts below a directory."""
     read = {DOWNLOAD_METHOD: Artifacts.download_to}
     return type("ArtifactsBelow", (Artifacts,), {"_root": root, **read})
 

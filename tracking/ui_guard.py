@@ -59,15 +59,7 @@ _LOGGED_IN = (
 
 
 class Guard:
-    """ASGI middleware that passes on only allowed requests with the cookie.
-
-    Args:
-        app: The application.
-        login: The secret in the link.
-        port: The server's port. It is in the cookie's name, because all ports of a host share
-            their cookies.
-        settings: Values for the local storage of a browser that has none under their keys.
-    """
+    """ASGI middleware that passes on only allowed requests with the cookie."""
 
     def __init__(
         self, app: _App, login: str, port: int, settings: Mapping[str, str] | None = None

@@ -26,13 +26,7 @@ _TEMPORARY = {408, 425, 429}
 
 
 class NotTaken(Exception):
-    """The webhook did not take a notification; the message says why.
-
-    Args:
-        reason: Why, without any part of the address.
-        is_final: Another attempt would end in the same way.
-        seconds: How long the webhook asks to wait before another attempt.
-    """
+    """The webhook did not take a notification; the message says why."""
 
     def __init__(self, reason: str, *, is_final: bool = False, seconds: float = 0.0) -> None:
         super().__init__(reason)
@@ -63,15 +57,6 @@ def post(address: str, body: bytes, *, key: str, timeout: float = SECONDS) -> No
 
     The certificate of an https server is checked. A redirect is not followed, because it could
     lead the notification elsewhere. Proxies of the environment are used, but not to this machine.
-
-    Args:
-        address: The webhook's address; `address_fault` finds nothing wrong with it.
-        body: The JSON text.
-        key: The same for each attempt to post one notification; sent as `Idempotency-Key`.
-        timeout: How long each step of the request may take, in seconds.
-
-    Raises:
-        NotTaken: It was not taken, or the answer is unknown.
     """
     opener = urllib.request.OpenerDirector()  # of these handlers, none follows a redirect
     opener.add_handler(urllib.request.ProxyHandler({} if _is_on_this_machine(address) else None))

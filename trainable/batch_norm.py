@@ -66,17 +66,7 @@ def _places(names: Sequence[str]) -> str:
 def synchronize_batch_norm(
     model: nn.Module, config: TrainConfig, *, device: torch.device, size: int
 ) -> None:
-    """Make each BatchNorm of a model a SyncBatchNorm, in place: others may refer to it.
-
-    Args:
-        model: The model, as the task built it.
-        config: Only `sync_batch_norm` is used.
-        device: The device of this rank.
-        size: The number of ranks.
-
-    Raises:
-        ConfigError: torch cannot synchronize, or there is nothing to be synchronized.
-    """
+    """Make each BatchNorm of a model a SyncBatchNorm, in place: others may refer to it."""
     if not config.sync_batch_norm or size == 1:
         return
     if device.type != "cuda":
@@ -100,13 +90,6 @@ def check_passes(config: TrainConfig, remedy: str) -> None:
     """Refuse SyncBatchNorm where the ranks would make different numbers of forward passes.
 
     A rank that makes more of them would wait for the others without end.
-
-    Args:
-        config: Only `sync_batch_norm` is used.
-        remedy: What `remedy_for_passes` returned.
-
-    Raises:
-        ConfigError: There are such windows.
     """
     if config.sync_batch_norm and remedy:
         raise ConfigError(
@@ -117,11 +100,7 @@ def check_passes(config: TrainConfig, remedy: str) -> None:
 
 
 def remedy_for_passes(config: TrainConfig, plan: Plan, size: int) -> str:
-    """Return what to write so that all ranks make as many forward passes in each step.
-
-    Returns:
-        The end of a sentence; empty where they do.
-    """
+    """Return what to write so that all ranks make as many forward passes in each step."""
     if size == 1:
         return ""
     in_batches = isinstance(plan, SampledPlan) and plan.in_batches

@@ -42,11 +42,7 @@ hold a tensor, torch raises when that tensor meets one on the device.
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with every tensor on the device; the types of its parts are kept.
-
-    Raises:
-        TaskError: A part holds tensors and does not say how to move them.
-    """
+    """Return the batch with every tensor on the device; the types of its parts are kept."""
 
     def move_part(part: Any) -> Any:
         if isinstance(part, Tensor):
@@ -86,13 +82,7 @@ def pin(batch: Batch) -> Batch:
 def _converted(
     batch: Any, convert_part: Callable[[Any], Any], unknown: Callable[[Any], None]
 ) -> Any:
-    """Return a copy of a batch with its parts converted.
-
-    Args:
-        batch: The batch, or a part of it.
-        convert_part: Converts a part as a whole, or returns NotImplemented.
-        unknown: Called with each object that is neither converted nor a known container.
-    """
+    """Return a copy of a batch with its parts converted."""
     seen: dict[int, Any] = {}  # keeps shared tensors shared, and ends at cycles
     kept: list[Any] = []  # keeps all parts alive, so that no id is used again
 

@@ -263,16 +263,7 @@ def _open_store(
     *,
     is_sharded: bool,
 ) -> tuple[CheckpointStore, dict[str, Any] | None]:
-    """Open the run's checkpoints; return them and the state to start from.
-
-    Args:
-        config: The run.
-        directory: Its directory.
-        parts: What its task built.
-        files: Where the checkpoints lie; None on a rank that saves none.
-        restore: As in `open_trainer`.
-        is_sharded: Each rank reads and writes its own shard of the state.
-    """
+    """Open the run's checkpoints; return them and the state to start from."""
     if files is None:
         return (ShardStore if is_sharded else NoCheckpoints)(directory), None
     store = CheckpointStore(

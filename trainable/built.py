@@ -54,16 +54,7 @@ def summarise(
     arguments: Mapping[str, Any],
     apart: bool,
 ) -> Summary:
-    """Summarise what a task built. Random generators are restored afterwards.
-
-    Args:
-        task: The task, with the files that it named.
-        model: The model with its initial weights.
-        data: The task's samples.
-        arguments: The arguments of the task's constructor.
-        apart: Fetch items in a child process. A file that a data set opens for its first item,
-            such as an HDF5 file, must not be open when loader processes are forked.
-    """
+    """Summarise what a task built. Random generators are restored afterwards."""
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
     with preserved_host_rng():
@@ -111,9 +102,6 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
 
     The summary is written for a new run, for one without a summary, and for one whose task has
     other arguments than before.
-
-    Raises:
-        BuiltDiffers: The summaries differ; the message names the differences.
     """
     file = directory / BUILT
     before = _read(file) if resumed else None
@@ -147,11 +135,7 @@ def _splits(data: Data) -> Summary:
 
 
 def _splits_apart(data: Data) -> Summary:
-    """Summarise the data in a child process, started as a DataLoader starts its own.
-
-    Raises:
-        TaskError: The process ended before it was done.
-    """
+    """Summarise the data in a child process, started as a DataLoader starts its own."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.Process(target=_send_splits, args=(data, sender), daemon=True)
     child.start()

@@ -42,11 +42,7 @@ _FAILED = "failed"
 
 
 class Collectives:
-    """The collective operations of one rank.
-
-    Args:
-        joined: The group that this rank has joined.
-    """
+    """The collective operations of one rank."""
 
     def __init__(self, joined: JoinedGroup) -> None:
         self._joined = joined
@@ -149,11 +145,7 @@ class Collectives:
         return cast("dist.ProcessGroup", self._of_model)
 
     def leave_default_group(self) -> None:
-        """End torch's default group, and talk over another one from now on: on the CPU.
-
-        Raises:
-            RankLost: Another rank is gone.
-        """
+        """End torch's default group, and talk over another one from now on: on the CPU."""
         self._pending.clear()
         self._group, self.direct = replace_default_group(self._joined), False
 

@@ -39,11 +39,6 @@ def state_differences(
     """Yield the entries in which two states differ, the weights first.
 
     Device synchronisation: a tensor on a device is copied to the host.
-
-    Args:
-        first: A state, as a run saves it.
-        second: Another one.
-        ignored: Metrics that are not compared in the last report.
     """
     rank = {name: index for index, name in enumerate(_ORDER)}
     names = sorted({*first, *second}, key=lambda name: (rank.get(name, len(rank)), name))

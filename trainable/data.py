@@ -92,17 +92,7 @@ def open_source(
     collate: Callable[[list[Any]], Batch] | None = None,
     share: RankShare = WHOLE,
 ) -> Source:
-    """Open the cheapest source that fits the samples.
-
-    Args:
-        samples: A map-style data set, or a tuple of equally long tensors.
-        plan: Which samples make up which window.
-        split: `train` or `val`; the two draw different random numbers.
-        device: The device of the batches.
-        loader: Options of the DataLoader, if one is needed.
-        collate: Makes a batch of a list of samples; None: torch's default.
-        share: The part of each window that this rank reads.
-    """
+    """Open the cheapest source that fits the samples."""
     if isinstance(samples, tuple) or (type(samples) is TensorDataset and collate is None):
         return TensorSource(samples, plan, device=device, share=share)
     dataset = cast("Dataset[Any]", samples)
@@ -285,11 +275,6 @@ class _Requests:
     """Batch sampler: yields `[epoch, window, sent, micro_size, place, index, ...]` for a window.
 
     The place is that of the first index in the window of all ranks.
-
-    Args:
-        plan: Which samples make up which window.
-        share: The part of each window that this rank reads.
-        replays: Ask for the windows before `start`, too, which are not sent.
     """
 
     def __init__(self, plan: IndexPlan, share: RankShare, *, replays: bool) -> None:
@@ -499,11 +484,7 @@ class WindowPlan:
         self.samples, self.windows = self._now, self.num_windows(0)
 
     def begin(self, epoch: int, num_samples: int) -> None:
-        """Begin an epoch on a data set that has so many samples now.
-
-        Raises:
-            ConfigError: They make no window.
-        """
+        """Begin an epoch on a data set that has so many samples now."""
         self._now = num_samples if self.most is None else min(num_samples, self.most)
         if self.num_windows(epoch) == 0:
             raise ConfigError(

@@ -34,11 +34,7 @@ class EvaluationSums(NamedTuple):
     counted: Number = 0.0
 
     def metrics(self) -> dict[str, Number]:
-        """Return the loss, and the accuracy where there were predictions.
-
-        Raises:
-            TaskError: No target counts.
-        """
+        """Return the loss, and the accuracy where there were predictions."""
         if not self.weight:  # device synchronisation, once for each evaluation
             raise TaskError(
                 "the validation batches have no targets that count (their weight is 0), so there "
@@ -57,14 +53,7 @@ def evaluation_sums(
     batches: Iterable[Any],
     sums: EvaluationSums | None = None,
 ) -> EvaluationSums:
-    """Return the sums over all batches.
-
-    Args:
-        loss: The task's loss of a batch, a sum, and its weight.
-        model: The model, in evaluation mode.
-        batches: The batches.
-        sums: Those of earlier batches, to which these are added.
-    """
+    """Return the sums over all batches."""
     total, weight, correct, counted = sums or EvaluationSums()
     with _last_output(model) as output:
         for batch in batches:

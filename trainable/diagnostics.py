@@ -34,10 +34,6 @@ class LayerNorms:
 
     A layer is the module that owns a parameter: a weight and its bias are in one layer. Its name
     is the module's path and class: `net.02 Linear`.
-
-    Args:
-        model: The model that has the layers.
-        parameters: The parameters in the order in which their gradients are measured.
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
@@ -55,13 +51,7 @@ class LayerNorms:
 
     @staticmethod
     def metrics(layers: Sequence[str], norms: Sequence[float], weight: float) -> dict[str, float]:
-        """Return `grad_norm/<layer>` of the mean gradient.
-
-        Args:
-            layers: The layer of each gradient.
-            norms: L2 norm of each gradient of the summed loss.
-            weight: The divisor of the gradients.
-        """
+        """Return `grad_norm/<layer>` of the mean gradient."""
         squares: dict[str, float] = {}
         for layer, norm in zip(layers, norms, strict=True):
             squares[layer] = squares.get(layer, 0.0) + (norm / weight) ** 2
@@ -69,11 +59,7 @@ class LayerNorms:
 
 
 class Throughput:
-    """Samples per second of training time, without evaluation and saving.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Samples per second of training time, without evaluation and saving."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -135,10 +121,6 @@ class DeviceTime:
 
     Each measurement waits for the device before and after a step, so the host cannot queue the
     next step meanwhile. It is therefore off by default.
-
-    Args:
-        device: The device of the steps; a CPU needs no waiting.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:

@@ -33,11 +33,7 @@ class EarlierConfig(NamedTuple):
 
 
 def read_earlier(directory: Path) -> list[EarlierConfig]:
-    """Return the earlier configurations of the run in a directory, the oldest first.
-
-    Raises:
-        CurveDamaged: The file cannot be read.
-    """
+    """Return the earlier configurations of the run in a directory, the oldest first."""
     path = directory / EARLIER
     try:
         lines = read_regular(path, LARGEST_TEXT).decode().splitlines()
@@ -59,17 +55,7 @@ def read_earlier(directory: Path) -> list[EarlierConfig]:
 
 
 def add_earlier(directory: Path, until: int, config: TrialConfig) -> None:
-    """Record that a run resumes from a step with another configuration than before.
-
-    Args:
-        directory: The run's directory.
-        until: The step from which it resumes. What it had trained after that step is dropped.
-        config: Its configuration so far.
-
-    Raises:
-        CurveDamaged: The file cannot be read.
-        OSError: The file cannot be written.
-    """
+    """Record that a run resumes from a step with another configuration than before."""
     kept: list[EarlierConfig] = []
     for end, before in (*read_earlier(directory), EarlierConfig(until, config)):
         end = min(end, until)

@@ -21,12 +21,7 @@ from trainable.task import Batch, Data
 
 
 class EpochStart:
-    """Takes and restores the data as they were when the present epoch began.
-
-    Args:
-        source: Windows to train on.
-        data: The task's samples, as they were built; None: nothing of them is saved.
-    """
+    """Takes and restores the data as they were when the present epoch began."""
 
     def __init__(self, source: Source, data: Data | None = None) -> None:
         self._source = source
@@ -45,11 +40,7 @@ class EpochStart:
                 self._since = self._built.from_now(lost="a resumed run would lose it")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what had changed when the epoch began, and since; empty if nothing has.
-
-        Raises:
-            TaskError: A change cannot be restored.
-        """
+        """Return what had changed when the epoch began, and since; empty if nothing has."""
         since = {} if self._since is None else self._since.state_dict()
         return {"begun": self._begun, "since": since} if self._begun or since else {}
 
@@ -61,10 +52,6 @@ class EpochStart:
         """Start the loader processes of an epoch with the data as they were; restore the data.
 
         To be called with the data as they were built, before anything else of them is restored.
-
-        Args:
-            state: What `state_dict` returned.
-            progress: The counters of the run, with which it was saved.
         """
         if self._built is None or progress["batch_size"] != self._source.plan.batch_size:
             return  # the run resumes with other options, and not exactly

@@ -35,13 +35,7 @@ class TrainingError(Exception):
 
 
 class ConfigError(TrainingError, ValueError):
-    """The configuration cannot be trained as it is.
-
-    Args:
-        message: The value that is wrong; the rule; the remedy.
-        key: The dotted path of the setting, such as `train.precision`, put before the message;
-            empty if the error concerns no single setting.
-    """
+    """The configuration cannot be trained as it is."""
 
     kind = "config"
 
@@ -67,12 +61,7 @@ class TaskError(TrainingError):
 
 
 class NonFiniteLoss(TrainingError):
-    """The loss became NaN or infinite.
-
-    Args:
-        step: The optimizer step (counted from 1) that was not taken.
-        value: The loss.
-    """
+    """The loss became NaN or infinite."""
 
     kind = "non_finite"
 
@@ -89,10 +78,6 @@ class NonFiniteGradient(TrainingError):
     """The loss was finite, but its gradient was NaN or infinite.
 
     This is raised with fp32 and bf16; with fp16, such a step is skipped.
-
-    Args:
-        step: The optimizer step (counted from 1) that was not taken.
-        norm: The global gradient norm.
     """
 
     kind = "non_finite"
@@ -109,13 +94,7 @@ class NonFiniteGradient(TrainingError):
 
 
 class NonFiniteMetric(TrainingError):
-    """The metric that decides which state is best became NaN or infinite.
-
-    Args:
-        metric: Its name.
-        epoch: The report (counted from 1) that contained it.
-        value: The metric's value.
-    """
+    """The metric that decides which state is best became NaN or infinite."""
 
     kind = "non_finite"
 

@@ -38,21 +38,6 @@ def evaluate_test(
     """Evaluate a checkpoint on the test data, as a run evaluates on the validation data.
 
     Model, task and generators are restored from the checkpoint, as in a run that resumes.
-
-    Args:
-        config: The run's configuration.
-        generation: The checkpoint.
-        built: The run's directory: what the task builds now must equal what it built there. None:
-            it is not compared.
-        device: Such as `cpu`; None takes the first CUDA device, or else the CPU.
-        threads: Threads of torch's CPU operations.
-
-    Raises:
-        ConfigError: The task has no test data, is a custom loop, or builds something else than
-            before.
-        TaskError: The test data or the metrics are wrong.
-        CheckpointError: The checkpoint cannot be used.
-        OutOfMemory: The model or the data do not fit into memory.
     """
     name = config.task.name
     if load_loop(name) is not None:

@@ -37,14 +37,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def evaluated_model(
     model: nn.Module, *, precision: Precision, seed: int | None, average: Average | None
 ) -> Iterator[None]:
-    """Have the model, the generators and torch as an evaluation needs them; restore all on exit.
-
-    Args:
-        model: The model.
-        precision: Autocast of the forward passes.
-        seed: Seed of the evaluation; None: draw from the present generators.
-        average: The average of the weights; evaluated in their place.
-    """
+    """Have model, generators and torch as an evaluation needs them; restore all on exit."""
     # Not inference mode: training could not use what a model caches during evaluation, such as a
     # longer table of positions.
     with (
@@ -67,16 +60,7 @@ def run_evaluation(
     seed: int | None,
     average: Average | None = None,
 ) -> object:
-    """Return what a task's `evaluate()` returns for these batches.
-
-    Args:
-        task: The task.
-        model: Its model, whose modes are restored afterwards.
-        batches: The batches, on the device.
-        precision: Autocast of the forward passes.
-        seed: Seed of the evaluation; None: draw from the present generators.
-        average: The average of the weights; evaluated in their place.
-    """
+    """Return what a task's `evaluate()` returns for these batches."""
     with evaluated_model(model, precision=precision, seed=seed, average=average):
         return task.evaluate(model, batches)
 
@@ -84,11 +68,7 @@ def run_evaluation(
 def as_metrics(
     found: object, task: Task, device: torch.device, split: str = "val"
 ) -> dict[str, float]:
-    """Return the result of `evaluate()` as metrics, each with the split's name as its prefix.
-
-    Raises:
-        TaskError: It is no dict of numbers; the message says what to return.
-    """
+    """Return the result of `evaluate()` as metrics, each with the split's name as its prefix."""
     if not isinstance(found, dict) or not found:
         raise TaskError(
             f"evaluate() returned {found!r}; it must return a dict of metrics, such as "

@@ -21,11 +21,7 @@ _FIRST_LINES, _LAST_LINES = 50, 150
 
 
 def reason_of(error: BaseException, kind: str) -> str:
-    """Return in one line why a trial failed, for any text of the exception.
-
-    Args:
-        kind: The kind of the failure; `error` for an exception of the user's code.
-    """
+    """Return in one line why a trial failed, for any text of the exception."""
     try:
         text = str(error)
     except Exception as problem:  # from the user's own `__str__`

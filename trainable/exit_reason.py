@@ -15,10 +15,6 @@ def exit_with(reason: object, code: int = 1) -> NoReturn:
 
     Libraries may write to standard error when the interpreter ends, as nanobind's modules do of
     leaks; the caller would take that for the reason.
-
-    Args:
-        reason: Its last line is what the caller reads.
-        code: The exit code.
     """
     print(reason, file=sys.stderr)
     sys.stdout.flush()

@@ -77,18 +77,6 @@ def export_weights(generation: Path | str, target: Path) -> Exported:
 
     If the run averaged its weights, the file has the average. If the checkpoint has only what was
     trained, so has the file: adapters without their base.
-
-    Args:
-        generation: A checkpoint's directory, such as `checkpoints/step-00000120`, or its prefix
-            in an object store, `s3://...`.
-        target: The file to write.
-
-    Returns:
-        What the file contains.
-
-    Raises:
-        CheckpointError: The checkpoint is missing or damaged, a custom loop saved no model in it,
-            or the model's state dict has other names than its parameters.
     """
     import torch
     from safetensors.torch import save_file
@@ -134,16 +122,6 @@ def load_trained(config: TrialConfig, generation: Path | str) -> Parts:
 
     If the run averaged its weights, the model has the average. What the checkpoint left out is as
     the task builds it.
-
-    Args:
-        config: The run's configuration; its task builds the model.
-        generation: A checkpoint's directory, or its prefix in an object store.
-
-    Returns:
-        What the task builds, the model in evaluation mode; the caller closes its sources.
-
-    Raises:
-        TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
     """
     return _load_trained(config, generation)[0]
 
@@ -214,20 +192,7 @@ def _restore_objects(parts: Parts, state: dict[str, Any]) -> None:
 def load_model(
     config: TrialConfig, generation: Path | str, *, pickled: bool = False
 ) -> LoadedModel:
-    """Return a checkpoint's model, ready for prediction on the CPU, with example inputs.
-
-    Args:
-        config: The run's configuration; its task builds the model.
-        generation: A checkpoint's directory, or its prefix in an object store.
-        pickled: The model will be saved as a pickle, which takes any arguments; else as a graph.
-
-    Returns:
-        The model in evaluation mode, example inputs, and what was loaded.
-
-    Raises:
-        TrainingError: The checkpoint or the task cannot be used, the task is a custom loop, or the
-            model does not take tensors.
-    """
+    """Return a checkpoint's model, ready for prediction on the CPU, with example inputs."""
     import torch
 
     parts, contents = _load_trained(config, generation)

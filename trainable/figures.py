@@ -57,14 +57,6 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
 
     Norms are larger during the warmup, so the share of clipped steps is also shown for the second
     half of the run.
-
-    Args:
-        rows: A run's rows; those with `train/grad_norm` are drawn.
-        path: The file to write; its suffix decides the format.
-        max_norm: The clipping norm; None without clipping.
-
-    Raises:
-        ValueError: No row has a gradient norm.
     """
     import numpy
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -102,16 +94,7 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
 
 
 def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -> Path:
-    """Draw the scheduled and the applied learning rate.
-
-    Args:
-        rows: A run's rows; those with `train/lr` are drawn.
-        scheduled: The schedule's learning rate at step 1, 2, and so on; empty if unknown.
-        path: The file to write.
-
-    Raises:
-        ValueError: No row has a learning rate.
-    """
+    """Draw the scheduled and the applied learning rate."""
     applied = _series(rows, "train/lr")
     off = sum(
         abs(value - scheduled[step - 1]) > 1e-6 * max(abs(value), abs(scheduled[step - 1]))
@@ -135,17 +118,7 @@ def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -
 
 
 def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[int] = ()) -> Path:
-    """Draw a metric over the steps as one line, across interruptions.
-
-    Args:
-        rows: A run's rows, as `read_rows` returns them.
-        path: The file to write.
-        metric: Such as `train/loss` or `val/accuracy`.
-        resumed_at: Steps from which the run resumed after an interruption.
-
-    Raises:
-        ValueError: No row has the metric.
-    """
+    """Draw a metric over the steps as one line, across interruptions."""
     steps, values = zip(*_series(rows, metric), strict=True)
     figure, axes = _axes(metric)
     # Metrics of evaluations are too sparse to smooth.
@@ -189,14 +162,7 @@ def decision_boundary(
     points: tuple[Tensor, Tensor] | None = None,
     resolution: int = 300,
 ) -> Path:
-    """Draw the predicted class over the plane; stronger colours mean higher confidence.
-
-    Args:
-        model: Maps points (N, 2) to logits (N, C); its mode is restored.
-        path: The file to write.
-        points: Points (N, 2) and their classes (N,) to draw on top.
-        resolution: Points along each axis.
-    """
+    """Draw the predicted class over the plane; stronger colours mean higher confidence."""
     import numpy
     import torch
     from matplotlib.colors import to_rgb
@@ -249,17 +215,7 @@ def decision_boundary(
 def draw_run(
     config: TrialConfig, trainer: Trainer | CustomLoop, directory: Path, target: Path
 ) -> list[Path]:
-    """Draw all figures for the rows and the model of a run.
-
-    Args:
-        config: The run's configuration.
-        trainer: The trainer or custom loop of the run.
-        directory: The run's directory, for its `metrics.jsonl`.
-        target: The directory to write to; made if missing.
-
-    Returns:
-        The files written.
-    """
+    """Draw all figures for the rows and the model of a run."""
     from trainable.find_task import load_task
     from trainable.loop import Trainer
     from trainable.tasks.spiral import Spiral
@@ -276,18 +232,7 @@ def draw_run(
 def draw_rows(
     config: TrialConfig, directory: Path, target: Path, *, changed: bool = False
 ) -> list[Path]:
-    """Draw all figures for the rows of a run, without its task or its model.
-
-    Args:
-        config: The run's configuration.
-        directory: The run's directory, for its rows and its interruptions.
-        target: The directory to write to; made if missing.
-        changed: PBT changed the run's parameters during training. The clipping norm and schedule
-            of `config` do not hold for all steps, and are left out.
-
-    Returns:
-        The files written.
-    """
+    """Draw all figures for the rows of a run, without its task or its model."""
     rows, resumed_at = read_rows(directory), read_resumptions(directory)
     target.mkdir(parents=True, exist_ok=True)
     logged = {name for row in rows for name in row.metrics}

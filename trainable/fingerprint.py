@@ -45,10 +45,6 @@ def code_digests(task: str, *others: str) -> dict[str, str]:
     These are the file of its module and, for a user's task, all loaded modules in the directory of
     its package (without a package: in the module's directory). Call it once the task has imported
     everything that it needs.
-
-    Args:
-        task: Its name in a spec. Its module must be imported already.
-        others: Likewise the names of a user's optimizers and schedules, whose files belong to it.
     """
     found = _digests(task)
     for name in others:
@@ -61,10 +57,6 @@ def changed_files(task: str, before: Mapping[str, str]) -> list[str]:
 
     `before` may name more than source files that are loaded now: files that the task read, and
     those of other optimizers. These are read where they lie.
-
-    Args:
-        task: Its name in a spec. Its module must be imported already.
-        before: Earlier digests, by path: of `code_digests`, and of `Task.files_read`.
     """
     now, root = code_digests(task), task_directory(task) or Path()
     for name in before.keys() - now.keys():
@@ -95,9 +87,6 @@ def task_directory(task: str) -> Path | None:
     """Return the directory of a user's task: of its outermost package, or of its module.
 
     None for a built-in task, for a module without a source file, and for one that is not imported.
-
-    Args:
-        task: Its name in a spec.
     """
     name = task.partition(":")[0]
     module, package = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
@@ -191,13 +180,6 @@ def opened_files(task: str) -> Iterator[dict[str, str]]:
 
     Python's sources, hidden files and installed packages are left out. Files that are also written
     inside the context, such as a log or a new cache, are left out, too.
-
-    Args:
-        task: Its name in a spec; its module must be imported before the context ends.
-
-    Yields:
-        A dict that is filled when the context ends: a digest of each file, by a key with its path
-        relative to the task's directory.
     """
     _install()
     opened, found = _Opened(), dict[str, str]()

@@ -57,15 +57,7 @@ EPOCH_METRICS = ("train/clip_fraction", "train/samples_per_second")
 
 
 class FirstBatches:
-    """The first batches of a run, of which nothing is trained.
-
-    Args:
-        parts: The parts of a run; not compiled, and without loader processes.
-        config: Its configuration.
-        step: Takes the steps, of an optimizer that the task builds; None: they update nothing.
-        workers: Loader processes that the run will have.
-        resumed: Whether the run has begun. Parameters without an optimizer are then warned of.
-    """
+    """The first batches of a run, of which nothing is trained."""
 
     def __init__(
         self,
@@ -86,12 +78,7 @@ class FirstBatches:
         without those that could not be measured."""
 
     def compute(self) -> None:
-        """Take one step, evaluate one batch, and check the configuration's metrics; time both.
-
-        Raises:
-            ConfigError: A metric is not reported.
-            TaskError: `evaluate()` returns no metrics.
-        """
+        """Take one step, evaluate one batch, and check the configuration's metrics; time both."""
         with collecting(self._parts.task) as log, preserved_host_rng():
             # a broken loss breaks the evaluation, too: report it once
             if self._step(log) and self._evaluate(log):
@@ -102,9 +89,6 @@ class FirstBatches:
 
         The model's parameters change. An optimizer that fails leaves the time as it is: it is
         checked elsewhere.
-
-        Args:
-            train: How the run trains, not compiled and without loader processes.
         """
         parts, seconds = self._parts, list[float]()
         with (
@@ -238,13 +222,6 @@ class FirstBatches:
         """Make a caution of an error of the user's code, which may raise anything.
 
         The yielded list is filled by the caller; it stays empty after an error.
-
-        Args:
-            what: The subject of the sentence.
-            certain: Whether a task that breaks its contract does so in every epoch.
-
-        Raises:
-            TaskError: The task certainly breaks its contract.
         """
         done: list[bool] = []
         try:
@@ -287,13 +264,7 @@ def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()
 
 
 def checkpoint_bytes(parts: Parts, optimizer_bytes: int, *, trained_only: bool = False) -> int:
-    """Return about the bytes of a checkpoint: the model's tensors, their average, the optimizer's.
-
-    Args:
-        parts: The parts of the run.
-        optimizer_bytes: Those of the optimizer's state.
-        trained_only: The checkpoint has only trained parameters; statistics are not counted.
-    """
+    """Return about the bytes of a checkpoint: tensors of model, average and optimizer."""
     own = {
         p.data_ptr(): p.nbytes
         for p in parts.model.parameters()

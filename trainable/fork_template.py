@@ -74,11 +74,6 @@ def import_task(connection: Connection, name: str, load: Callable[[], bool]) -> 
     """Import a task, unless a template has; return in a process that has imported it and no more.
 
     This process becomes a template, if it can be one, and its fork goes on.
-
-    Args:
-        connection: This process' connection to the actor.
-        name: The task's name.
-        load: Imports the task, and returns whether it could.
     """
     if name not in _imported and load() and _can_fork():
         _imported.add(name)
@@ -91,11 +86,7 @@ def import_task(connection: Connection, name: str, load: Callable[[], bool]) -> 
 
 
 def _serve(trial: int = 0) -> Connection:
-    """Fork for each connection that arrives; return it in the fork.
-
-    Args:
-        trial: A fork that has begun already.
-    """
+    """Fork for each connection that arrives; return it in the fork."""
     while True:
         if trial:
             code = _end_of(trial)

@@ -32,10 +32,6 @@ class ForkedProcess:
     """Calls one function after the other, each in a fresh process. One runs at a time.
 
     The template starts at once, with this process' environment, and ends with this process.
-
-    Args:
-        command: Starts the template.
-        before: A function without arguments that each process calls first, `module:name`.
     """
 
     def __init__(self, command: Sequence[str], before: str | None = None) -> None:

@@ -283,13 +283,7 @@ def _described(value: object) -> str:
 
 
 def mean_problem(whole: float, halves: Sequence[float], weight: float) -> str:
-    """Return the message for a loss that is a mean and not a sum.
-
-    Args:
-        whole: The loss of a batch.
-        halves: The losses of its two halves.
-        weight: The batch's weight.
-    """
+    """Return the message for a loss that is a mean and not a sum."""
     effect = (
         "val/loss gives a short last batch the same weight as the others"
         if weight == 1

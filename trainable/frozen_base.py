@@ -26,10 +26,6 @@ class FrozenBase:
 
     At each save this reads every frozen tensor once, on its device: torch does not count all
     writes. It reads nothing in a step.
-
-    Args:
-        model: The model, right after it was built.
-        files: The digests of the files that the task declared with `reads`.
     """
 
     def __init__(self, model: nn.Module, files: Mapping[str, str]) -> None:
@@ -39,11 +35,7 @@ class FrozenBase:
         self._digests: dict[str, str] = {}
 
     def split(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the entries of a state dict to be saved, and the record of the others.
-
-        Args:
-            state: The model's state dict.
-        """
+        """Return the entries of a state dict to be saved, and the record of the others."""
         now = _frozen(self._model)
         same = {
             name: value
@@ -62,16 +54,7 @@ class FrozenBase:
 def completed(
     model: nn.Module, state: Mapping[str, Any], base: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a saved state dict with the entries that it left out, as the task has built them.
-
-    Args:
-        model: The model, right after it was built.
-        state: The saved part of its state dict.
-        base: The record of the rest; None if nothing was left out.
-
-    Raises:
-        CheckpointError: The task builds another base.
-    """
+    """Return a saved state dict with the entries that it left out, as the task has built them."""
     if base is None:
         return dict(state)
     found = {k: v for k, v in model.state_dict().items() if k in base["tensors"]}

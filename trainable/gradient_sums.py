@@ -25,13 +25,7 @@ BUCKET_BYTES = 8 << 20
 
 
 class GradientSums:
-    """The buckets of some parameters.
-
-    Args:
-        parameters: The parameters; those that require no gradient are left out.
-        collectives: Adds tensors up over the ranks.
-        num_numbers: How many numbers are added up with them.
-    """
+    """The buckets of some parameters."""
 
     def __init__(
         self, parameters: Sequence[Tensor], collectives: Collectives, num_numbers: int
@@ -90,16 +84,7 @@ class GradientSums:
         return any(p.grad is not one or _version(one) != before for p, one, before in self._sent)
 
     def add_up(self, numbers: Sequence[float], flags: Sequence[bool]) -> list[float]:
-        """Send the buckets that are not yet sent, and wait until all are added up.
-
-        Args:
-            numbers: As many numbers of this rank as were announced.
-            flags: One for each of the parameters that the sums were made with.
-
-        Returns:
-            The sums of the numbers over the ranks, in float64; then on how many ranks each flag is
-            set.
-        """
+        """Send the buckets that are not yet sent, and wait until all are added up."""
         if self._carried is not None:
             self._carried.write(numbers, flags)
         self._send_rest()
@@ -169,12 +154,7 @@ class GradientSums:
 
 
 class _Bucket:
-    """The gradients of some parameters in one tensor; a gradient becomes a view of it.
-
-    Args:
-        parameters: Of one type and device.
-        further: How many values the tensor has besides.
-    """
+    """The gradients of some parameters in one tensor; a gradient becomes a view of it."""
 
     def __init__(self, parameters: list[Tensor], further: int = 0) -> None:
         self.parameters = parameters
@@ -244,14 +224,7 @@ _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CarriedNumbers:
-    """The place of the numbers at the end of a tensor that is summed over the ranks.
-
-    Args:
-        values: The end of that tensor, of the length that `num_values` returns.
-        rank: This rank.
-        size: The number of ranks.
-        num_numbers: How many numbers each rank has.
-    """
+    """The place of the numbers at the end of a tensor that is summed over the ranks."""
 
     def __init__(self, values: Tensor, rank: int, size: int, num_numbers: int) -> None:
         self._rank = rank

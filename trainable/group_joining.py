@@ -88,11 +88,7 @@ def join_group(
     own_address: str,
     has_lost: Callable[[], bool],
 ) -> JoinedGroup:
-    """Join; returns once all ranks have joined.
-
-    Raises:
-        RankLost: A rank has ended, or did not join in time.
-    """
+    """Join; returns once all ranks have joined."""
     patience = timedelta(seconds=place.join_timeout)
     fd = None if listening is None else listening.detach()
     try:
@@ -125,11 +121,7 @@ def join_group(
 
 
 def further_group(joined: JoinedGroup, backend: str | None = None) -> Any:
-    """Return another group of the same ranks, which have just met.
-
-    Raises:
-        RankLost: Another rank is gone.
-    """
+    """Return another group of the same ranks, which have just met."""
     with _connecting(joined) as limit:
         return dist.new_group(backend=backend, timeout=limit)
 
@@ -137,9 +129,6 @@ def further_group(joined: JoinedGroup, backend: str | None = None) -> Any:
 def replace_default_group(joined: JoinedGroup) -> Any:
     """End torch's default group, and return another one of the same ranks, which have just met: on
     the CPU.
-
-    Raises:
-        RankLost: Another rank is gone.
     """
     with _connecting(joined) as limit:
         store = PrefixStore("loop", joined.store)
@@ -195,11 +184,7 @@ def _connecting(joined: JoinedGroup) -> Iterator[timedelta]:
 def _await_arrivals(
     store: Store, rank: int, place: GroupPlace, has_lost: Callable[[], bool]
 ) -> None:
-    """Wait on the first rank until all have come: making a group does not notice that one ends.
-
-    Raises:
-        RuntimeError: A rank has ended, or did not come in time.
-    """
+    """Wait on the first rank until all have come: making a group does not notice that one ends."""
     store.set(f"arrived/{rank}", "")
     if rank:
         return

@@ -72,10 +72,6 @@ def loss_plateau(losses: Sequence[float], start: float = math.inf) -> Signal | N
 
     The mean of the second 100 steps must be lower by more than twice the standard error of the
     difference and by more than 0.1 %. A loss below a tenth of `start` has converged: no warning.
-
-    Args:
-        losses: One value for each step.
-        start: The mean loss of the first steps.
     """
     finite = [value for value in losses[-200:] if math.isfinite(value)]
     if len(finite) < 200:
@@ -238,12 +234,7 @@ class HealthMonitor:
             self._memory.setdefault(name, deque(maxlen=200)).append(size)
 
     def observe(self, row: Row, scheduled: float | None = None) -> None:
-        """Record a row.
-
-        Args:
-            row: The next row, in the order of steps.
-            scheduled: The schedule's learning rate at this step, where known.
-        """
+        """Record a row."""
         metrics = row.metrics
         if "train/loss" in metrics:
             self._loss.append(metrics["train/loss"])

@@ -53,10 +53,6 @@ class Heartbeat:
 
     The file is made when the process first works: Tune may prepare two processes for a trial and
     drop either, and the dropped one must not remove the file of the other.
-
-    Args:
-        path: The file.
-        clock: A clock in seconds that stops while the machine is suspended.
     """
 
     def __init__(
@@ -101,11 +97,7 @@ class Heartbeat:
             self._write()
 
     def open(self) -> None:
-        """Make the file, instead of the one of an earlier worker, unless this is done already.
-
-        Raises:
-            OSError: There can be no file, so that nobody could see that the run hangs.
-        """
+        """Make the file, instead of the one of an earlier worker, unless this is done already."""
         if self._file is not None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -169,11 +161,7 @@ def unwatch() -> None:
 
 
 def check() -> None:
-    """Check that the driver can see whether this process' run makes progress.
-
-    Raises:
-        OSError: The heartbeat file cannot be made.
-    """
+    """Check that the driver can see whether this process' run makes progress."""
     if _current is not None:
         _current.open()
 

@@ -40,15 +40,7 @@ class HeldOut:
 
     @no_exit("the task, while its test data were loaded,", "task")
     def open(self, config: TrainConfig, device: torch.device) -> Source:
-        """Load the samples and open them, in their order and in micro-batches.
-
-        Args:
-            config: The run's `train` section.
-            device: The device of the batches.
-
-        Raises:
-            TaskError: The function of the task returned no samples.
-        """
+        """Load the samples and open them, in their order and in micro-batches."""
         samples: Any = self.data.test
         collate = self.data.collate_of("test")
         if is_loader(samples):

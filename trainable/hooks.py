@@ -34,16 +34,7 @@ HOOKS = {"on_epoch_start": "epoch", "on_step_end": "step", "on_epoch_end": "epoc
 
 
 class Hooks:
-    """Calls the hooks that a task overrides.
-
-    Args:
-        task: The task.
-        log: Receives what the hooks log; what the hooks of an epoch log counts for the epoch.
-        model: The model in training.
-        trained: All parameters of the optimizer.
-        ranks: The ranks of the trial; every one calls each hook.
-        seed: Seed of the run.
-    """
+    """Calls the hooks that a task overrides."""
 
     def __init__(
         self,
@@ -64,11 +55,7 @@ class Hooks:
         self._running: list[str] = []
 
     def epoch_start(self, epoch: int) -> None:
-        """Call `on_epoch_start`.
-
-        Raises:
-            TaskError: A parameter requires a gradient now that no optimizer updates.
-        """
+        """Call `on_epoch_start`."""
         self._call_for_epoch("on_epoch_start", epoch)
 
     def step_end(self, step: int) -> None:
@@ -79,11 +66,7 @@ class Hooks:
             self._call("on_step_end", step, seeded(seed))
 
     def epoch_end(self, epoch: int) -> None:
-        """Call `on_epoch_end`.
-
-        Raises:
-            TaskError: A parameter requires a gradient now that no optimizer updates.
-        """
+        """Call `on_epoch_end`."""
         self._call_for_epoch("on_epoch_end", epoch)
 
     def forbid_steps(self, optimizer: torch.optim.Optimizer) -> None:
@@ -148,11 +131,7 @@ def is_overridden(task: Task, name: str) -> bool:
 
 
 def check_hooks(task: Task) -> None:
-    """Check that each hook takes its argument.
-
-    Raises:
-        TaskError: One does not.
-    """
+    """Check that each hook takes its argument."""
     for name, argument in HOOKS.items():
         try:
             inspect.signature(getattr(task, name)).bind(0)

@@ -46,19 +46,7 @@ def inspect_config(
     resumed: bool = False,
     whole_steps: bool = False,
 ) -> dict[str, Any]:
-    """Build the run that `config` describes, as a trial does, and return its sizes and digests.
-
-    Args:
-        config: Its configuration.
-        max_warmup_config: Another one of the same task; its steps are checked without building it.
-        variants: Others whose optimizers and schedules are tried.
-        thorough: Check the whole contract of the task, which builds it several times.
-        resumed: Whether runs of the task have begun; see `quick_check`.
-        whole_steps: Measure steps with the optimizer's update.
-
-    Raises:
-        TrainingError: One of them cannot be built; the message says why.
-    """
+    """Build the run that `config` describes, as a trial does, and return its sizes and digests."""
     from trainable.build import build_parts, build_step
     from trainable.built import summarise_data
     from trainable.find_task import default_arguments, load_loop, load_task
@@ -176,13 +164,6 @@ def measure(
     """Return the sizes of a run: parameters, bytes, samples and steps.
 
     A parameter of a lazy module counts from its first batch on, which gives it a shape.
-
-    Args:
-        config: Its configuration.
-        groups: The optimizer's parameter groups.
-        plans: Its training and validation samples.
-        reports: When it reports, and when it ends.
-        precision: Its precision and device.
     """
     from torch.nn.parameter import is_lazy
 

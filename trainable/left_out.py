@@ -17,9 +17,6 @@ class LeftOut:
     """The values of parameters that the optimizer does not have, such as frozen ones.
 
     A save has them with the model.
-
-    Args:
-        parameters: Those that this rank has whole.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:

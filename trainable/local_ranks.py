@@ -74,9 +74,6 @@ def local_ranks(
     All but `config` is as in `open_trainer`, which receives the ranks. The further ranks train
     until the context ends. Of several GPUs each rank takes one, and starts again with the first
     where there are fewer.
-
-    Raises:
-        RankLost: The process of a rank has ended.
     """
     from trainable.group_joining import GroupPlace, listen
     from trainable.precision import find_device
@@ -137,10 +134,6 @@ class LocalRanks:
 
     The children start immediately and import torch while the caller works. Each prints to
     a temporary file; `end` shows its last lines if the process ended by itself.
-
-    Args:
-        size: How many ranks the run has, with rank 0, which is this process.
-        environments: Variables of the ranks 1, 2 and so on, beside those of this process.
     """
 
     def __init__(self, size: int, environments: Sequence[Mapping[str, str]] = ()) -> None:
@@ -149,16 +142,7 @@ class LocalRanks:
         self._children = [_Child(rank + 1, own) for rank, own in enumerate(variables)]
 
     def begin(self, function: str, place: Mapping[str, Any], **arguments: Any) -> None:
-        """Have each rank call a function, once it has imported torch; return when all have.
-
-        Args:
-            function: `module:name`; it is called with `rank`, `place` and the arguments.
-            place: Where the ranks meet, as plain data.
-            arguments: Plain data.
-
-        Raises:
-            RankLost: A rank ended while it imported torch.
-        """
+        """Have each rank call a function, once it has imported torch; return when all have."""
         for child in self._children:
             child.wait_until_ready()
         for child in self._children:

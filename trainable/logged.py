@@ -82,11 +82,7 @@ class Log:
         reduce: Reduce = "mean",
         weight: object = None,
     ) -> None:
-        """Add a value of a metric. A tensor on a device stays there.
-
-        Raises:
-            TaskError: The name or an option cannot be used, or the value is not one number.
-        """
+        """Add a value of a metric. A tensor on a device stays there."""
         self._check_process(name)
         if self.in_epoch_hook:
             over = "epoch"
@@ -126,12 +122,7 @@ class Log:
         self._rows.append(Row(step, timestamp_ms, {name: value}))
 
     def set_values(self, kind: Literal["params", "tags"], values: Mapping[str, str]) -> None:
-        """Write parameters or tags to the run's directory and add them to the next report.
-
-        Raises:
-            TaskError: There are too many.
-            OSError: The file cannot be written.
-        """
+        """Write parameters or tags to the run's directory and add them to the next report."""
         self._check_process(kind)
         before = self._values[kind]
         num_names = len(before.keys() | values.keys())
@@ -174,12 +165,7 @@ class Log:
         self._unreported = {kind: dict(values) for kind, values in self._values.items()}
 
     def add_file(self, path: str | Path, name: str | None) -> None:
-        """Copy a file into the run's directory, from where the driver delivers it.
-
-        Raises:
-            TaskError: The name leads out of the run's directory.
-            OSError: The file cannot be read or copied.
-        """
+        """Copy a file into the run's directory, from where the driver delivers it."""
         source = Path(path)
         target = self._artifact_path(source.name if name is None else name)
         if target is not None:
@@ -214,12 +200,7 @@ class Log:
         return target
 
     def take_rows(self, reported: Collection[str]) -> list[Row]:
-        """Return the rows added since the last call, and forget them.
-
-        Args:
-            reported: Names that the run reports itself. A logged metric of such a name gets the
-                prefix `logged/`, since its steps differ.
-        """
+        """Return the rows added since the last call, and forget them."""
         taken, self._rows = self._rows, []
         return [
             row._replace(
@@ -302,11 +283,7 @@ class Log:
 def merge_logged(
     metrics: dict[str, float], logged: dict[str, float], source: str
 ) -> dict[str, float]:
-    """Return reported and logged metrics as one dict.
-
-    Raises:
-        TaskError: Both have a value of one name.
-    """
+    """Return reported and logged metrics as one dict."""
     if both := sorted(metrics.keys() & logged.keys()):
         raise TaskError(
             f"{both[0]!r} is logged, and {source} gives it, too; a name has one value at a step; "
@@ -323,10 +300,6 @@ def run_log(directory: Path, *, writes: bool = True) -> Log:
     """Open and return the log of the run in a directory.
 
     Calls of MLflow's API that name no run go to the log that was opened last.
-
-    Args:
-        directory: The run's directory.
-        writes: Whether files, parameters and tags are written: by the first rank alone.
     """
     if directory not in _OPEN:
         log = _OPEN[directory] = Log()

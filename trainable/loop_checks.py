@@ -16,16 +16,7 @@ from trainable.errors import ConfigError
 
 
 def check_loop(config: TrialConfig, function: Callable[..., Any]) -> None:
-    """Refuse a function that is no loop, and what only a task can have.
-
-    Args:
-        config: The run.
-        function: What `task.name` names.
-
-    Raises:
-        ConfigError: The function takes other arguments, or returns instead of yielding; or
-            checkpoints are to hold trained parameters only.
-    """
+    """Refuse a function that is no loop, and what only a task can have."""
     if config.checkpoint.parameters != "all":
         raise ConfigError(
             f"{config.checkpoint.parameters}, and {config.task.name} is a custom loop, whose "
@@ -57,11 +48,7 @@ def _argument_problem(config: TrialConfig, function: Callable[..., Any]) -> str 
 
 
 def _taken(function: Callable[..., Any]) -> list[str]:
-    """Return the names under which a function takes two arguments.
-
-    Raises:
-        TypeError: It does not take two.
-    """
+    """Return the names under which a function takes two arguments."""
     try:
         return list(inspect.signature(function).bind(None, None).arguments)
     except ValueError:  # a builtin without a signature

@@ -27,11 +27,7 @@ from trainable.rank_group import RankGroup
 
 
 class LoopGroup:
-    """The environment of a loop on one of several ranks, until it is closed.
-
-    Args:
-        ranks: This rank. It has a group of its own from now on.
-    """
+    """The environment of a loop on one of several ranks, until it is closed."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
@@ -53,13 +49,6 @@ class LoopGroup:
         cannot be told anything. Its operation raises once the connections of the other one are
         closed. So a further rank lets go of all that the loop held, which has the group, too:
         a model that is trained by several processes refers to it, and to itself.
-
-        Args:
-            error: What the loop raised on this rank.
-
-        Raises:
-            RankLost: Another rank is gone.
-            TrainingError: Another rank failed before.
         """
         try:
             self._raise_cause(error)

@@ -30,14 +30,7 @@ PER_RANK = "per_rank"
 
 
 class LoopSteps:
-    """A custom loop's generator on one rank.
-
-    Args:
-        generator: It has not begun.
-        ranks: This rank of the trial.
-        name: The loop's name, for messages.
-        device: Where it trains.
-    """
+    """A custom loop's generator on one rank."""
 
     def __init__(
         self,
@@ -55,12 +48,7 @@ class LoopSteps:
         self._met = False  # whether the loop has had a process group at a yield
 
     def next(self) -> object:
-        """Run the loop to its next yield on every rank; return what it yields on this one.
-
-        Raises:
-            TaskError: The loop broke its contract, or yields more often on some ranks.
-            RankLost: Another rank is gone.
-        """
+        """Run the loop to its next yield on every rank; return what it yields on this one."""
         if self._group is None:
             return self._run()
         self._tell(go_on=True)
@@ -150,14 +138,6 @@ def restored_state(
     """Return the state from which a rank resumes: the first rank's, with its own part.
 
     A rank that yielded no such part, or that the run did not have before, gets none.
-
-    Args:
-        saved: What the first rank read.
-        ranks: This rank.
-        accept_workers: Resume from the checkpoint of another number of ranks.
-
-    Raises:
-        ConfigError: It is of another number of ranks.
     """
     state: dict[str, Any] = saved["loop"]
     of_ranks = saved.get("ranks", [])

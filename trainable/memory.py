@@ -32,10 +32,6 @@ def finer_accumulation(train: TrainConfig, workers: int = 1) -> int | None:
 
     A step remains the same sum over the same samples. None if a process already takes one sample
     at a time.
-
-    Args:
-        train: The configuration that ran out of memory.
-        workers: The processes of the trial, among which each micro-batch is divided.
     """
     if train.micro_batch_size <= workers:
         return None
@@ -58,10 +54,6 @@ def tensor_fraction(share: float, total: int) -> float:
 
     torch caps only its own allocator; the CUDA context comes on top. Without space for it, several
     processes within their caps could fill the GPU.
-
-    Args:
-        share: Share of the GPU in (0, 1]; 1: the process is alone on it, and there is no cap.
-        total: The GPU's memory in bytes.
     """
     if share == 1:
         return 1.0

@@ -29,10 +29,6 @@ def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | s
 
     The model is not compiled: that would take minutes and save no memory. No loader processes are
     started, since they take no GPU memory. The process may use the whole device meanwhile.
-
-    Returns:
-        In bytes: `peak`, the most that torch's allocator reserved; `outside`, what the process
-        takes besides; `total`, the device's memory. Or `failed`: why there is no measurement.
     """
     if device.type != "cuda":
         return {"failed": "found no CUDA device that torch can use"}
@@ -58,9 +54,6 @@ def run_two_steps(config: TrialConfig, device: torch.device) -> None:
 
     The optimizer makes its state at the end of the first step. Only the second step has weights,
     gradients, that state and activations at once.
-
-    Raises:
-        OutOfMemory: The device ran out of memory.
     """
     loader = config.train.loader.model_copy(update={"num_workers": 0})
     train = config.train.model_copy(update={"compile": False, "loader": loader})

@@ -23,15 +23,7 @@ from trainable.reachable import has_overlap
 
 
 def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
-    """Apply the settings to the model in place, and return it.
-
-    Args:
-        model: The model, on its device.
-        config: Only `compile`, `channels_last` and `activation_checkpointing` are used.
-
-    Raises:
-        ConfigError: A setting applies to no part of the model.
-    """
+    """Apply the settings to the model in place, and return it."""
     if config.channels_last:
         _lay_out_channels_last(model)
     if config.activation_checkpointing:

@@ -20,11 +20,7 @@ _MOST_FILES = 1_000  # the most files of the user that are read
 
 
 def hidden_by(name: str, directory: str) -> tuple[str, str] | None:
-    """Return the file of a top-level name in a directory, and the module that hides it.
-
-    Returns:
-        None if there is no such file, or if nothing hides it.
-    """
+    """Return the file of a top-level name in a directory, and the module that hides it."""
     own = PathFinder.find_spec(name, [directory])
     if own is None or own.origin is None:  # no file, or a directory without __init__.py
         return None
@@ -37,16 +33,7 @@ def hidden_by(name: str, directory: str) -> tuple[str, str] | None:
 
 
 def hidden_imports(module: str, directory: str) -> Iterator[tuple[str, str, str, str]]:
-    """Find the imports of a user's modules that another module of the same name hides.
-
-    Args:
-        module: The first module to read. The modules that it imports from the directory follow.
-        directory: The modules' directory.
-
-    Yields:
-        The importing file, the top-level name, its file in the directory, and the module that
-        hides it.
-    """
+    """Find the imports of a user's modules that another module of the same name hides."""
     seen: set[Path] = set()
     names: set[str] = set()
     waiting = [*_files(module, Path(directory))]

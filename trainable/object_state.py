@@ -124,15 +124,7 @@ class _Content(NamedTuple):
 
 
 class ObjectState:
-    """What has changed below some objects since they were built.
-
-    Args:
-        roots: The objects by name; a name begins the path to what is below it.
-        stored: Tensors whose values, and optimizers whose states, are saved elsewhere.
-        left_out: Objects by name whose states are saved elsewhere.
-        device: Where tensors go that were on a device.
-        names: What messages call a root, if not by its name.
-    """
+    """What has changed below some objects since they were built."""
 
     _lost, _what, _remedy = _LOST, "has changed, and cannot be saved", _REMEDY
 
@@ -186,32 +178,16 @@ class ObjectState:
         """Return what has changed since the build: a pickle as bytes, and its tensors.
 
         Empty if nothing has.
-
-        Raises:
-            TaskError: A value that has changed cannot be restored.
         """
         self._check_forms()
         return self._taken(self._changes())
 
     def load_state_dict(self, state: Mapping[str, Any], *, trusted: bool = True) -> None:
-        """Restore in place what `state_dict` returned.
-
-        Args:
-            state: The state.
-            trusted: Make objects of the classes that it names. Otherwise it is read only if it
-                names none, which runs no code.
-
-        Raises:
-            CheckpointError: It does not fit the objects.
-        """
+        """Restore in place what `state_dict` returned."""
         self._write(state, None, trusted=trusted)
 
     def from_now(self, *, lost: str) -> ObjectState:
-        """Return one that finds what has changed since this call, and not since the build.
-
-        Args:
-            lost: Why a change that cannot be restored is refused.
-        """
+        """Return one that finds what has changed since this call, and not since the build."""
         other = copy.copy(self)
         other._lost, other._late = lost, dict(self._late)
         other._built = other._signatures()
@@ -222,12 +198,6 @@ class ObjectState:
         """Restore on exit what changes within the context.
 
         Costs a copy of all values but those of data.
-
-        Args:
-            lost: Why a change that cannot be restored is refused.
-
-        Raises:
-            TaskError: There is one.
         """
         before = self.from_now(lost=lost)
         content: dict[str, _Content] = {}
@@ -279,17 +249,7 @@ class ObjectState:
     def chosen(
         self, names: Collection[str], common: Collection[str], *, lost: str, remedy: str
     ) -> dict[str, Any]:
-        """Return the values at some paths, as `compared` names them, for another rank.
-
-        Args:
-            names: The paths.
-            common: The paths that all ranks have.
-            lost: Why a value that cannot be restored is refused.
-            remedy: What the user can do about it.
-
-        Raises:
-            TaskError: There is one that cannot be restored.
-        """
+        """Return the values at some paths, as `compared` names them, for another rank."""
         other = copy.copy(self)
         other._what, other._lost, other._remedy = "is another one on another rank", lost, remedy
         there = {path: _with_type(node) for path, node in self._nodes.items()}
@@ -318,13 +278,6 @@ class ObjectState:
         """Restore the values of the first rank, which sends nothing to itself.
 
         What ranks built differently is built differently at a resume, too. So it is always saved.
-
-        Args:
-            state: What `chosen` returned on the first rank.
-            names: What differs.
-
-        Raises:
-            CheckpointError: A value does not fit.
         """
         self.load_state_dict(state)
         self._look()
@@ -484,11 +437,7 @@ class ObjectState:
         return not is_position and not is_code and self._late.setdefault(path, part) is part
 
     def _taken(self, content: dict[str, _Content]) -> dict[str, Any]:
-        """Return parts of some objects, pickled together.
-
-        Raises:
-            TaskError: pickle refuses one of them.
-        """
+        """Return parts of some objects, pickled together."""
         if not content:
             return {}
         try:
@@ -622,14 +571,7 @@ def _reach(
     stored: Collection[int] = (),
     held: dict[int, object] | None = None,
 ) -> dict[str, _Node]:
-    """Return all objects below some roots that may change, by the first path to each.
-
-    Args:
-        roots: The objects by name.
-        seen: The ids of objects that are not looked at; receives those that have been.
-        stored: The ids of tensors and optimizers whose states are saved elsewhere.
-        held: Receives objects whose ids must not be used again.
-    """
+    """Return all objects below some roots that may change, by the first path to each."""
     found: dict[str, _Node] = {}
     # not recursive: models may be nested deeper than Python's stack
     waiting: deque[tuple[str, Any]] = deque(roots.items())
@@ -665,11 +607,7 @@ def _reach(
 
 
 def dumps(value: object, what: str) -> dict[str, Any]:
-    """Return a value as `state_dict` returns objects: a pickle as bytes, and its tensors.
-
-    Raises:
-        TaskError: pickle refuses it.
-    """
+    """Return a value as `state_dict` returns objects: a pickle as bytes, and its tensors."""
     try:
         return _Saving({}, dict).saved(value) | {"names": []}
     except Exception as problem:  # an object of the user's may raise anything
@@ -685,12 +623,7 @@ def loads(state: Mapping[str, Any]) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes objects; those that a run builds anew by their path.
-
-    Args:
-        file: Receives the pickle.
-        table: The paths of objects by id.
-    """
+    """Writes objects; those that a run builds anew by their path."""
 
     def __init__(self, file: io.BytesIO, table: Mapping[int, str]) -> None:
         super().__init__(file, 5)
@@ -710,11 +643,7 @@ class _Pickler(pickle.Pickler):
         raise NotImplementedError
 
     def reducer_override(self, value: Any) -> Any:
-        """Return what pickle saves of an object that is not of a class of its own.
-
-        Raises:
-            pickle.PicklingError: It is a function put on an object, which is found by no name.
-        """
+        """Return what pickle saves of an object that is not of a class of its own."""
         if isinstance(value, types.MethodType):
             owner = value.__self__
             kind = owner if isinstance(owner, type) else type(owner)
@@ -725,15 +654,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Signing(_Pickler):
-    """Writes what changes when an object changes.
-
-    Args:
-        file: Receives the pickle.
-        table: The paths of objects by id.
-        held: Receives what pickle refuses, which is compared by its identity.
-        told: Leave out what may differ from process to process: of an absolute path all but the
-            name, all of one below the directory of temporary files, and the number of a device.
-    """
+    """Writes what changes when an object changes."""
 
     def __init__(
         self,
@@ -784,10 +705,6 @@ class _Saving(_Pickler):
     """Writes objects to be restored, with tensors beside the pickle.
 
     Tensors that share memory share it when they are restored; arrays that do are refused.
-
-    Args:
-        table: The paths of objects by id.
-        memory: Returns path and value of one of the built objects that share each memory.
     """
 
     def __init__(
@@ -807,11 +724,7 @@ class _Saving(_Pickler):
         """The ids of tensors with the values of built ones, which share their memory."""
 
     def saved(self, value: object) -> dict[str, Any]:
-        """Return the pickle of a value, its tensors, and the numbers of those of whole memories.
-
-        Raises:
-            Exception: pickle refuses it, with the error of an object of the user's.
-        """
+        """Return a value's pickle, its tensors, and the numbers of those of whole memories."""
         self.dump(value)
         tensors, shared = self._tensors, sorted(self._shared)
         return {"pickle": self._file.getvalue(), "tensors": tensors, "shared": shared}
@@ -890,13 +803,7 @@ def _laid_out(
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what `_Pickler` has written, and takes what a run has built from it.
-
-    Args:
-        state: The pickle and its tensors.
-        objects: What the run has built.
-        trusted: Name classes and functions; else only what pickle itself makes is read.
-    """
+    """Reads what `_Pickler` has written, and takes what a run has built from it."""
 
     def __init__(self, state: Mapping[str, Any], objects: ObjectState, *, trusted: bool) -> None:
         super().__init__(io.BytesIO(state["pickle"]))
@@ -945,9 +852,6 @@ class _Unpickler(pickle.Unpickler):
         """Return a class or function of a module that this run has imported.
 
         That is enough to run any code: `checkpoint.check_owner` says whose pickles are read.
-
-        Raises:
-            pickle.UnpicklingError: The state may not name it.
         """
         unsafe = module == "builtins" and not isinstance(getattr(builtins, name, None), type)
         unsafe = unsafe and name not in ("getattr", "iter", "reversed")
@@ -956,11 +860,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def load(self) -> Any:
-        """Return what was saved.
-
-        Raises:
-            pickle.UnpicklingError: It names or calls something, and is not trusted.
-        """
+        """Return what was saved."""
         if not self._trusted:
             for operation, _, _ in pickletools.genops(self._saved["pickle"]):
                 if operation.name in _CALLS:
@@ -1028,16 +928,7 @@ def run_objects(
     optimizers: Iterable[object] = (),
     whole_task: bool = True,
 ) -> ObjectState:
-    """Return what a run's code can reach, right after the run was built.
-
-    Args:
-        task: The task; None for the model alone.
-        model: Its model.
-        trained: All parameters of the optimizer.
-        data: The samples.
-        optimizers: The optimizers, whose own states are saved elsewhere.
-        whole_task: Include the task's attributes; a task may save its state itself.
-    """
+    """Return what a run's code can reach, right after the run was built."""
     optimizers = list(optimizers)
     roots: dict[str, object] = {
         f"data.{name}": part

@@ -45,9 +45,6 @@ def normalize_groups(groups: object) -> list[dict[str, Any]]:
     """Return the parameter groups, each with a list of parameters.
 
     As in torch, a group may hold an iterator, one tensor, or pairs of a name and a tensor.
-
-    Raises:
-        TaskError: `groups` is not a list of dicts, or a group holds something else.
     """
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, dict) and "params" in group for group in groups
@@ -103,12 +100,7 @@ def _state_values(config: OptimizerConfig, parameter: Tensor) -> int:
 
 
 def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
-    """Check that an optimizer can be built over these parameter groups, without building it.
-
-    Raises:
-        ConfigError: There is no such optimizer here, or it refuses an option.
-        TaskError: There is nothing to train, or a parameter appears twice.
-    """
+    """Check that an optimizer can be built over these parameter groups, without building it."""
     parameters = [p for group in groups for p in group["params"]]
     if not trained(groups):
         raise TaskError(
@@ -122,17 +114,7 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
 def build_optimizer(
     config: OptimizerConfig, groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """Build the optimizer, with fused or foreach kernels where the device has them.
-
-    Args:
-        config: The optimizer's name and hyperparameters.
-        groups: Parameter groups; `lr_multiplier` in a group scales its learning rate at every
-            step. A group's own `lr` becomes part of its `lr_multiplier` in the optimizer.
-
-    Raises:
-        ConfigError: There is no such optimizer here, or it refuses an option.
-        TaskError: There is nothing to train, or a parameter appears twice.
-    """
+    """Build the optimizer, with fused or foreach kernels where the device has them."""
     check_groups(config, groups)
     optimizer = _construct(config, groups, [p for group in groups for p in group["params"]])
     if (why := unusable(optimizer)) is not None:
@@ -210,11 +192,7 @@ def _construct(
 def _made(
     kind: Any, config: OptimizerConfig, groups: list[dict[str, Any]], given: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Call an optimizer's class.
-
-    Raises:
-        ConfigError: The class refuses an option or the parameters.
-    """
+    """Call an optimizer's class."""
     try:
         optimizer: torch.optim.Optimizer = kind(groups, **given)
     # A user's class may raise anything.
@@ -280,11 +258,7 @@ def _multiplier(group: dict[str, Any]) -> float:
 
 
 class Clipper:
-    """Divide gradients by the window's weight and clip them, in one pass.
-
-    Args:
-        config: The limits.
-    """
+    """Divide gradients by the window's weight and clip them, in one pass."""
 
     def __init__(self, config: ClipConfig) -> None:
         self._max_norm = config.max_norm
@@ -293,16 +267,7 @@ class Clipper:
     def __call__(
         self, gradients: list[Tensor], weight: Scalar
     ) -> tuple[Scalar, bool | Tensor, Tensor]:
-        """Turn summed gradients into clipped mean gradients, in place.
-
-        Args:
-            gradients: Gradients of the summed loss, unscaled.
-            weight: The window's total weight: a float on the CPU, else a tensor on the device.
-
-        Returns:
-            The global L2 norm of the mean gradient before clipping; whether clipping changed it;
-            and the L2 norm of each summed gradient, shape (len(gradients),).
-        """
+        """Turn summed gradients into clipped mean gradients, in place."""
         norms = self._norms(gradients)
         total = torch.linalg.vector_norm(norms)
         on_host = not isinstance(weight, Tensor)

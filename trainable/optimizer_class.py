@@ -38,9 +38,6 @@ def class_of(config: OptimizerConfig) -> type[torch.optim.Optimizer]:
     """Return the class of an optimizer.
 
     Importing torch's optimizers is cheap; building the first one of a process takes seconds.
-
-    Raises:
-        ConfigError: There is no such class here, or a step cannot use it.
     """
     name = config.name
     if name in _FROM_PACKAGE:
@@ -147,10 +144,6 @@ def checked_options(
     """Check options by the names and default values in a class's signature; return them.
 
     A list becomes a tuple where the default is one.
-
-    Raises:
-        ConfigError: The class has no such argument, its default is of another type, or the
-            learning rate of a user's class is not given.
     """
     known = inspect.signature(kind).parameters
     named = [p.name for p in known.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -22,11 +22,7 @@ _CHANGED = "gradsweep_changed"
 
 
 class OptimizerState:
-    """The state of a run's optimizer, or of its optimizers.
-
-    Args:
-        optimizer: As it was built, before its first step.
-    """
+    """The state of a run's optimizer, or of its optimizers."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -41,13 +37,7 @@ class OptimizerState:
         return {"optimizers": states} if self._is_combined else states[0]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state.
-
-        Raises:
-            ValueError: It belongs to other optimizers or other parameters.
-            RuntimeError: As above.
-            KeyError: As above.
-        """
+        """Restore a state."""
         if ("optimizers" in state) != self._is_combined:
             raise ValueError("one of them has several optimizers, the other a single one")
         states = state["optimizers"] if self._is_combined else [state]

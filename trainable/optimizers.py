@@ -28,9 +28,6 @@ class CombinedOptimizer:
 
     A step of mixed precision is taken by all or by none, because the gradient scaler sees one
     optimizer. A non-finite gradient is found before any of them steps.
-
-    Args:
-        optimizers: At least two.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -73,18 +70,7 @@ def members(optimizer: torch.optim.Optimizer | CombinedOptimizer) -> list[torch.
 def optimizer_of(
     task: Task, model: nn.Module, config: TrainConfig, groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of a run: the task's own, or else that of the configuration.
-
-    Args:
-        task: The task.
-        model: Its model, on its device.
-        config: The section `train`.
-        groups: The parameter groups for the configuration's optimizer.
-
-    Raises:
-        ConfigError: There is no such optimizer here, or it refuses an option.
-        TaskError: There is nothing to train, or a parameter appears twice or is left out.
-    """
+    """Build the optimizer of a run: the task's own, or else that of the configuration."""
     with hidden_group(), task_code():
         built = task.build_optimizer(model, config)
     if built is None:
@@ -96,16 +82,7 @@ def optimizer_of(
 
 
 def combine(built: object, model: nn.Module, peak: float) -> torch.optim.Optimizer:
-    """Return the optimizers of `Task.build_optimizer` as one, whose rates the schedule scales.
-
-    Args:
-        built: What it returned: an optimizer, or a list of them.
-        model: The model, whose trained parameters they must have.
-        peak: The learning rate of the configuration.
-
-    Raises:
-        TaskError: It is something else, or parameters are left out or in two groups.
-    """
+    """Return the optimizers of `Task.build_optimizer` as one, whose rates the schedule scales."""
     found = [built] if isinstance(built, torch.optim.Optimizer) else built
     if not isinstance(found, list | tuple) or not found:
         raise TaskError(

@@ -17,16 +17,7 @@ from trainable.user_code import keep_caches_reachable
 
 
 def import_module(name: str, module_name: str, key: str) -> ModuleType:
-    """Import the module of a task, an optimizer or a schedule.
-
-    Args:
-        name: The whole name, for messages.
-        module_name: The module; it must be importable from the working directory.
-        key: The setting that has the name, for messages.
-
-    Raises:
-        ConfigError: It cannot be imported.
-    """
+    """Import the module of a task, an optimizer or a schedule."""
     keep_caches_reachable()
     try:
         with no_exit(f"{name!r}: the module {module_name!r}, while it was imported,", key):
@@ -43,15 +34,7 @@ def import_module(name: str, module_name: str, key: str) -> ModuleType:
 
 
 def import_own(name: str, key: str) -> Any:
-    """Return what `package.module:Name` names.
-
-    Args:
-        name: The name; the module must be importable, as that of a task.
-        key: The setting that has it, for messages.
-
-    Raises:
-        ConfigError: The module cannot be imported, or has nothing of that name.
-    """
+    """Return what `package.module:Name` names."""
     module_name, _, inside = name.partition(":")
     module = import_module(name, module_name, key)
     if not hasattr(module, inside):

@@ -17,9 +17,6 @@ def end_with_parent(sent: signal.Signals = signal.SIGKILL) -> bool:
     """Make the kernel send this process a signal when the thread that started it ends.
 
     A parent that ended before this call is not noticed: then `os.getppid()` is another process.
-
-    Returns:
-        Whether the kernel does so: only Linux can, and a sandbox may forbid it.
     """
     if sys.platform != "linux":
         return False

@@ -25,13 +25,6 @@ def resolve_precision(name: str, device: torch.device) -> Name:
     """Return the precision to train in.
 
     `auto` is bf16 on a GPU that supports it, fp16 on older GPUs, and fp32 everywhere else.
-
-    Args:
-        name: `auto`, `fp32`, `bf16` or `fp16`.
-        device: The model's device.
-
-    Raises:
-        ConfigError: The device does not support the precision.
     """
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
@@ -60,13 +53,7 @@ def device_name(device: torch.device) -> str:
 
 
 class Precision:
-    """Autocast and gradient scaling for one run.
-
-    Args:
-        name: A resolved precision.
-        device: The model's device.
-        initial_scale: The first loss scale (fp16).
-    """
+    """Autocast and gradient scaling for one run."""
 
     def __init__(
         self, name: Name, device: torch.device, *, initial_scale: float = _INITIAL_SCALE
@@ -132,11 +119,7 @@ class Precision:
 
 
 def find_device(name: str | None) -> torch.device:
-    """Return the device of that name; None: the first CUDA device, or else the CPU.
-
-    Raises:
-        ConfigError: This machine has no such device.
-    """
+    """Return the device of that name; None: the first CUDA device, or else the CPU."""
     if name is None:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:

@@ -39,12 +39,7 @@ those above, or beside the code."""
 
 
 def keep_files_private() -> None:
-    """Set the umask and the cache directories of this process and its children.
-
-    Raises:
-        ConfigError: The variable `SWEEP_UMASK` holds no umask.
-        NotPrivate: See `set_cache_directories`.
-    """
+    """Set the umask and the cache directories of this process and its children."""
     text = os.environ.get(UMASK_VARIABLE) or f"{_UMASK:o}"
     if not re.fullmatch(r"0?o?[0-7]{1,3}", text):
         raise ConfigError(
@@ -61,10 +56,6 @@ def set_cache_directories() -> None:
 
     They run what they find there. A variable that the user has set stays, if its directory is
     private. TMPDIR is replaced by a directory below it if it is not, or in the user's cache.
-
-    Raises:
-        NotPrivate: Another user can write to a directory that the user has set, or to both the
-            user's cache directory and the one for users without a home.
     """
     home = os.path.expanduser("~")
     wanted = _IN_TEMPORARY | ({} if _is_private(home) else _IN_HOME)
@@ -88,11 +79,6 @@ def _own_temporary(base: Path, shared: str) -> str:
     It has a random name, which a link in the directory of all caches remembers. Some libraries
     have no variable for their predictable names in the temporary directory: torch keeps compiled
     headers there, wherever its cache is.
-
-    Args:
-        base: The directory of all caches, which several machines may share.
-        shared: The system's temporary directory. One that another user owns or could exchange is
-            not used, but that of all caches.
     """
     try:
         private_directory(shared, trust_groups=False, sticky=True)
@@ -112,12 +98,7 @@ def _own_temporary(base: Path, shared: str) -> str:
 
 
 def _own_cache(home: str) -> Path:
-    """Return the directory of all caches.
-
-    Raises:
-        NotPrivate: Other users can write to every place where it could be.
-        OSError: This user can write to none.
-    """
+    """Return the directory of all caches."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     if os.path.isabs(cache):  # a user without an account may have no home
         with contextlib.suppress(NotPrivate, OSError):

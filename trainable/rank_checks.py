@@ -58,14 +58,7 @@ Window = TypeVar("Window", bound=Summarised)
 
 
 def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
-    """Refuse a task that builds another model or other data on one rank.
-
-    Args:
-        summaries: Of what the task built on each rank; None where nothing is compared.
-
-    Raises:
-        ConfigError: They differ.
-    """
+    """Refuse a task that builds another model or other data on one rank."""
     first, *others = summaries
     for rank, other in enumerate(others, 1):
         if first and other and (found := differences(first, other)):
@@ -94,15 +87,7 @@ def weight_norms(step: Step) -> list[str]:
 
 
 def check_weights_alike(norms: Sequence[list[str]], step: Step) -> None:
-    """Refuse weights that differ from rank to rank.
-
-    Args:
-        norms: What `weight_norms` returned on each rank.
-        step: What they are the norms of.
-
-    Raises:
-        TaskError: They differ.
-    """
+    """Refuse weights that differ from rank to rank."""
     first, *others = norms
     for rank, other in enumerate(others, 1):
         if other != first:
@@ -134,16 +119,7 @@ def _compared(step: Step) -> list[Tensor]:
 def check_trained_alike(
     parameters: Sequence[Tensor], names: Mapping[int, str], ranks: Ranks
 ) -> None:
-    """Refuse a parameter that one rank trains and another does not; every rank must call it.
-
-    Args:
-        parameters: Those of the optimizer, on each rank in this order.
-        names: Their names, by id; a parameter outside the model has none.
-        ranks: The ranks of the trial.
-
-    Raises:
-        TaskError: It requires a gradient on some ranks alone.
-    """
+    """Refuse a parameter that one rank trains and another does not; every rank must call it."""
     of_ranks = ranks.gather_plain("".join("01"[p.requires_grad] for p in parameters))
     for parameter, *flags in zip(parameters, *of_ranks, strict=True):
         if len(set(flags)) > 1:
@@ -168,13 +144,6 @@ def check_orders_alike(of_ranks: Sequence[list[Any]], epoch: int) -> None:
     """Refuse a data set of another length on one rank, or a sampler that chooses other samples.
 
     Each rank trains its part of what its own sampler has chosen.
-
-    Args:
-        of_ranks: What `order_of` returned on each rank.
-        epoch: The epoch, from 0.
-
-    Raises:
-        TaskError: They differ, in this epoch.
     """
     (first_length, first_order), *_ = of_ranks
     for rank, (length, order) in enumerate(of_ranks):
@@ -197,16 +166,7 @@ def check_orders_alike(of_ranks: Sequence[list[Any]], epoch: int) -> None:
 
 
 def alike_on_ranks(windows: Iterator[Window], name: str, ranks: Ranks) -> Iterator[Window]:
-    """Yield the windows of a stream while every rank has one; every rank must iterate.
-
-    Args:
-        windows: The windows, as this rank reads them.
-        name: The stream, for the message.
-        ranks: The ranks of the trial.
-
-    Raises:
-        TaskError: The ranks read different first windows, or different numbers of windows.
-    """
+    """Yield the windows of a stream while every rank has one; every rank must iterate."""
     if ranks.size == 1:
         yield from windows
         return

@@ -60,15 +60,7 @@ def share_of(ranks: Ranks) -> RankShare:
 
 
 def check_dealt(size: int, accumulation: int) -> None:
-    """Refuse steps of fewer ready batches than ranks: some ranks would have nothing to train.
-
-    Args:
-        size: The number of ranks.
-        accumulation: The ready batches of a step.
-
-    Raises:
-        ConfigError: There are fewer.
-    """
+    """Refuse steps of fewer ready batches than ranks: some ranks would have nothing to train."""
     if accumulation < size:
         raise ConfigError(
             f"{accumulation}, and train gives batches, which are dealt to {size} ranks: a "

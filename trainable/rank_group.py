@@ -42,11 +42,7 @@ _SIGNATURE = 32
 
 
 class RankGroup(Ranks):
-    """One of several ranks. `join` makes one.
-
-    Args:
-        collectives: The operations of the group that this rank has joined.
-    """
+    """One of several ranks. `join` makes one."""
 
     def __init__(self, collectives: Collectives) -> None:
         self.rank, self.size = collectives.rank, collectives.size
@@ -75,17 +71,6 @@ class RankGroup(Ranks):
         """Join the ranks of a trial; returns once all have joined.
 
         Import the task first: `place.join_timeout` is for joining alone.
-
-        Args:
-            place: Where the ranks meet.
-            rank: This rank's number.
-            device: The rank's device; None: the CPU.
-            listening: On the first rank, what `listen` returned.
-            own_address: The address of this rank's machine; None: that of the place.
-            has_lost: On the first rank, returns whether the process of another one has ended.
-
-        Raises:
-            RankLost: A rank has ended, or did not join in time.
         """
         joined = join_group(
             place,
@@ -247,11 +232,7 @@ class RankGroup(Ranks):
         return hmac.digest(self._key, content, "sha256") + content
 
     def _verified(self, received: Tensor) -> dict[str, Any]:
-        """Return the state that another rank has sent, of which a part may be unpickled.
-
-        Raises:
-            RankLost: It is not signed with the key of this trial's ranks.
-        """
+        """Return the state that another rank has sent, of which a part may be unpickled."""
         whole = received.numpy().tobytes()
         signature, content = whole[:_SIGNATURE], whole[_SIGNATURE:]
         expected = hmac.digest(self._key, content, "sha256")
@@ -387,11 +368,7 @@ class RankGroup(Ranks):
         self.gather_plain(None)
 
     def _cut(self, parameters: Sequence[Tensor]) -> GradientSums:
-        """Cut parameters into buckets; every rank calls this.
-
-        Raises:
-            TaskError: Others require gradients on one rank than on another.
-        """
+        """Cut parameters into buckets; every rank calls this."""
         check_trained_alike(parameters, self._names, self)
         if self._gradients is not None:
             self._gradients.close()
@@ -424,11 +401,7 @@ def ranks_here() -> Ranks:
 
 
 def _has_gradient(parameter: Tensor) -> bool:
-    """Return whether a parameter has a gradient.
-
-    Raises:
-        TaskError: It is a sparse one.
-    """
+    """Return whether a parameter has a gradient."""
     if parameter.grad is None:
         return False
     if parameter.grad.layout is not torch.strided:
@@ -457,11 +430,7 @@ _REMEDY = (
 
 
 class SyncedBuffers:
-    """The buffers of a model's state dict on one rank.
-
-    Args:
-        model: The model; all ranks have the same shapes now.
-    """
+    """The buffers of a model's state dict on one rank."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -474,11 +443,7 @@ class SyncedBuffers:
         self._agreed = self._shapes()
 
     def tensors(self) -> list[Tensor]:
-        """Return those that are there.
-
-        Raises:
-            TaskError: A shape is not the one on which the ranks have agreed.
-        """
+        """Return those that are there."""
         if self.have_changed():
             name, before, now = next(
                 (place[0], before, now)
@@ -503,11 +468,7 @@ class SyncedBuffers:
         return [None if shape is None else list(shape) for shape in self._shapes()]
 
     def agree(self, notes: Sequence[list[Any]]) -> None:
-        """Take new shapes, those of `note` on each rank.
-
-        Raises:
-            TaskError: They differ.
-        """
+        """Take new shapes, those of `note` on each rank."""
         first, *others = notes
         for rank, other in enumerate(others, 1):
             for (path, *_), before, now in zip(self._places, first, other, strict=True):

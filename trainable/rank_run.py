@@ -48,13 +48,7 @@ class RankOrder:
 
 
 def train(connection: Connection, order: RankOrder, rank: int) -> None:
-    """Train one rank of a run to the end of the run.
-
-    Args:
-        connection: To the actor.
-        order: What to train.
-        rank: This rank's number.
-    """
+    """Train one rank of a run to the end of the run."""
     log = order.directory / rank_log(rank)
     name = str(order.config["task"]["name"])
 

@@ -39,14 +39,6 @@ def build_alike(
     Costs nothing where all have built the same. Else they compare digests of each value, and the
     first rank sends the values that differ. What may be a rank's own stays: a path of a temporary
     file, a directory, the number of a device.
-
-    Args:
-        objects: What tasks and modules keep, on each rank, as it was built.
-        digests: The digests of these, of each rank.
-        ranks: The ranks of the trial.
-
-    Raises:
-        TaskError: A value that differs cannot be sent.
     """
     if all(other == digests[0] for other in digests):
         return
@@ -95,10 +87,6 @@ class ChangesOfFirst:
 
     Costs a pass over the objects here and in `find`, as a save does, and a message only where
     something has changed.
-
-    Args:
-        objects: The objects, on each rank.
-        ranks: The ranks of the trial.
     """
 
     def __init__(self, objects: Sequence[ObjectState | LeftOut], ranks: Ranks) -> None:
@@ -108,21 +96,13 @@ class ChangesOfFirst:
         self._found: list[Any] = []
 
     def find(self) -> bool:
-        """Return whether anything has changed on this rank, which is the first one.
-
-        Raises:
-            TaskError: Something has changed that cannot be restored on another rank.
-        """
+        """Return whether anything has changed on this rank, which is the first one."""
         self._found = [one.state_dict() for one in self._watched]
         check_state(self._found, "what evaluate() has changed")
         return any(self._found)
 
     def send(self) -> None:
-        """Give the other ranks what has changed; every rank calls this.
-
-        Raises:
-            TaskError: It does not fit what another rank has.
-        """
+        """Give the other ranks what has changed; every rank calls this."""
         changes = self._ranks.broadcast({"changes": self._found} if self._found else None)
         with self._ranks.together():
             if not self._ranks.is_first:
@@ -146,10 +126,6 @@ def random_of_first(ranks: Ranks, device: torch.device) -> Iterator[None]:
     """Draw the random numbers of the first rank; the other ranks restore their own on exit.
 
     The first rank draws as a run of one process does. Every rank must call it.
-
-    Args:
-        ranks: The ranks of the trial.
-        device: That of the model, whose generator counts, too.
     """
     if ranks.size == 1:
         yield

@@ -35,10 +35,6 @@ def means_of_ranks(taken: Sequence[Sums], ranks: Ranks | None) -> list[dict[str,
     """Return the mean or the sum of each name over all ranks; every rank must call it.
 
     A name counts where it was logged. Device synchronisation: once for each device with values.
-
-    Args:
-        taken: The sums of this rank.
-        ranks: The ranks of the trial; None returns nothing: the values of one rank mislead.
     """
     if ranks is None or not taken:
         return [{} for _ in taken]
@@ -66,23 +62,6 @@ def evaluate(
 
     The default evaluation adds up the sums of all ranks. A task's own `evaluate()` runs on the
     first rank, and the others wait for it, and receive what it has changed.
-
-    Args:
-        task: The task.
-        model: Its model, whose modes are restored afterwards.
-        windows: The windows of this rank, on the device; those of one process where the task has
-            an `evaluate()` of its own.
-        split: The prefix of the metrics.
-        precision: Autocast of the forward passes.
-        seed: Seed of the evaluation; None: draw from the present generators.
-        average: The average of the weights; evaluated in their place.
-        ranks: The ranks of the trial.
-        take_logged: Returns what this rank has logged in the evaluation.
-        on_all: Call a task's own `evaluate()` on all ranks: each has a part of the model.
-        objects: What it may change besides buffers and weights that are trained.
-
-    Raises:
-        TaskError: The task broke its contract.
     """
     if ranks.size > 1 and evaluates_in_parts(task):
         own_seed = None if seed is None else share_of(ranks).seed(seed)

@@ -64,26 +64,14 @@ class Ranks:
         parameters: Sequence[Tensor],
         device: torch.device | None = None,
     ) -> tuple[Scalar, Scalar, int]:
-        """Compute this rank's part of a step; return the sums, and leave the summed gradients.
-
-        Args:
-            compute: Runs the micro-batches; returns the loss, the weight and the number of
-                backward passes. What it raises on one rank is raised on all of them.
-            parameters: Their gradients are summed, in this order.
-            device: Where loss and weight stay, without a synchronisation; None: they are floats.
-        """
+        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
         del parameters, device
         return compute()
 
     def in_step(
         self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
     ) -> Iterable[Any]:
-        """Return the micro-batches of a window, for `compute` of `exchange`.
-
-        Args:
-            window: The micro-batches of this rank.
-            decide: With several ranks, `exchange` calls it on each of them before it exchanges.
-        """
+        """Return the micro-batches of a window, for `compute` of `exchange`."""
         del decide
         return window
 
@@ -100,11 +88,6 @@ class Ranks:
         rank's number, its message and its traceback. All that ranks say to each other, but for
         tensors and states, is such a message. So a rank that fails need not know which message the
         others wait for.
-
-        Args:
-            value: Plain data as JSON has it.
-            error: The error of this rank, in place of a value.
-            seconds: Wait for the other ranks so long; None: as in a step.
         """
         del seconds
         if error is not None:
@@ -145,24 +128,12 @@ class Ranks:
         """Return the tensor of each rank, along a new first dimension; of one process as it is.
 
         For the code of a task, in `loss` and in hooks; see `ranks_here` (`rank_group.py`).
-
-        Args:
-            tensor: Of one shape and type on all ranks.
-            with_gradient: Whether the gradients of all ranks reach the tensor.
-
-        Raises:
-            TaskError: It has another shape or type on another rank, or some ranks would call this
-                more often than others.
         """
         del with_gradient
         return tensor
 
     def expect_unequal_passes(self, remedy: str) -> None:
-        """Let `gather_tensor` fail in a step: ranks may make different numbers of passes.
-
-        Args:
-            remedy: What to write instead.
-        """
+        """Let `gather_tensor` fail in a step: ranks may make different numbers of passes."""
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
@@ -187,22 +158,11 @@ class Ranks:
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
 
     def next_report(self, *, go_on: bool = True) -> bool:
-        """Wait until the first rank says whether the run continues, without a limit.
-
-        Args:
-            go_on: What the first rank says.
-
-        Returns:
-            What it said; false also if it was closed.
-        """
+        """Wait until the first rank says whether the run continues, without a limit."""
         return go_on
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the group. The collective operations of the others raise from now on.
-
-        Args:
-            error: Why this rank fails; the others raise an error of the same kind.
-        """
+        """Leave the group. The collective operations of the others raise from now on."""
 
     def __enter__(self) -> Self:
         return self

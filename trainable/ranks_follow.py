@@ -32,22 +32,6 @@ def follow(
     """Train as one of the further ranks of a trial, until the first rank ends the run.
 
     Import the task before: the time-out of joining does not cover it.
-
-    Args:
-        config: The run, as the first rank has it.
-        directory: The run's directory on the first rank; nothing is read or written there.
-        place: Where the ranks meet.
-        rank: This rank's number, 1 or more.
-        searched: As in `open_trainer`.
-        device: As in `open_trainer`.
-        threads: As in `open_trainer`.
-        memory_share: As in `open_trainer`.
-        own_address: The address of this rank's machine, if it is not that of the first rank.
-        accept_workers: As in `open_trainer`.
-
-    Raises:
-        RankLost: Another rank is gone.
-        TrainingError: The run failed, on this rank or another one.
     """
     target = find_device(device)
     run_log(directory, writes=False)  # the task may log in its constructor

@@ -83,14 +83,7 @@ class TuneTrial(tune.Trainable):
             self._process = ForkedProcess(self.template_command(), self.before_trial)
 
     def step(self) -> dict[str, Any]:
-        """Train up to the next report; the first call opens the run at its newest checkpoint.
-
-        Returns:
-            As `TrialRun.step`, without `pointer`.
-
-        Raises:
-            RankLost: A rank was lost: Tune starts the trial again, as if this process were lost.
-        """
+        """Train up to the next report; the first call opens the run at its newest checkpoint."""
         assert self._process is not None
         if not self._process.is_running:
             self._process.begin("trainable.trial_run:train", self._config)

@@ -49,16 +49,7 @@ class RankProcess:
         return ray.get_runtime_context().get_node_id(), _address()
 
     def train(self, place: Any, address: str) -> dict[str, Any] | None:
-        """Train the prepared rank to the end of the run.
-
-        Args:
-            place: Where the ranks meet.
-            address: The address of this rank's machine, of those that the others can reach.
-
-        Returns:
-            How the run failed, as `trial_failure` describes it; None if it did not, or if another
-            rank was lost.
-        """
+        """Train the prepared rank to the end of the run."""
         assert self._process is not None
         self._process.send((place, address))
         failure: dict[str, Any] | None = self._process.receive()
@@ -67,11 +58,7 @@ class RankProcess:
 
 
 class OtherRanks:
-    """The other ranks of the trials of this actor.
-
-    Args:
-        process: The class of their actors.
-    """
+    """The other ranks of the trials of this actor."""
 
     def __init__(self, process: type[RankProcess] = RankProcess) -> None:
         self._process = process
@@ -84,13 +71,6 @@ class OtherRanks:
 
         Actors that do not live yet are started, and all import the task first: only the meeting
         has a time limit.
-
-        Args:
-            order: What the trial trains.
-            bundles: The resources of each rank.
-
-        Raises:
-            RankLost: A process of a rank has ended.
         """
         self.leave()
         size = len(bundles)
@@ -129,11 +109,7 @@ class OtherRanks:
         return bool(ray.wait(list(self._runs.values()), timeout=0)[0])
 
     def cause(self, error: str) -> RankLost | dict[str, Any]:
-        """Return why a rank was lost: the failure of its code, or the loss with all that is known.
-
-        Args:
-            error: What the first rank noticed.
-        """
+        """Return why a rank was lost: its code's failure, or the loss with all that is known."""
         waiting = dict(self._runs)
         while waiting:
             ready, _ = ray.wait(list(waiting.values()), timeout=rank_waits.END)

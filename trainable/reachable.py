@@ -102,10 +102,6 @@ class _Container(_Attributes):
 
     The members of a set have no order by which a resumed run finds them again: they are no parts,
     and are saved with it.
-
-    Args:
-        builtin: The class of which its class is.
-        copied: Makes a copy of the members.
     """
 
     def __init__(self, builtin: Any, copied: Any = list) -> None:
@@ -446,11 +442,7 @@ def _parts_of_reduced(value: Any) -> Iterator[Part]:
 
 
 def reduced(value: Any) -> Any:
-    """Return what pickle would save of an object, of five parts.
-
-    Raises:
-        TypeError: pickle refuses it. An object of the user's may raise anything.
-    """
+    """Return what pickle would save of an object, of five parts."""
     found = value.__reduce_ex__(4)
     if isinstance(found, str):
         raise TypeError("it is known by its name")

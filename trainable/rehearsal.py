@@ -112,11 +112,7 @@ class Rehearsal:
 
 
 def rehearse_all(configs: Sequence[TrialConfig]) -> list[Rehearsal]:
-    """Rehearse the first of several trials of one task, and the others with unusual optimizers.
-
-    Args:
-        configs: The trials, which may differ in optimizer and schedule.
-    """
+    """Rehearse the first of several trials of one task, and the others with unusual optimizers."""
     first, *others = configs
     found, optimizers = [rehearse(first)], [first.train.optimizer]
     for one in others:
@@ -137,11 +133,6 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
 
     Costs two builds and at most six windows, one after the other. A run of which this takes longer
     than `SECONDS` is not rehearsed, nor one that cannot train its first windows on one rank.
-
-    Args:
-        config: The run. Of several ranks the first one alone is rehearsed; nothing is compiled,
-            and no loader processes are started.
-        make: Makes the task; None: it is the one that the configuration names.
     """
     deadline = time.monotonic() + SECONDS
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:

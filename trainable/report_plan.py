@@ -22,16 +22,6 @@ class ReportPlan:
 
     Every trial of a sweep has as many reports, whatever its batch size. At least one window lies
     between two of them.
-
-    Args:
-        budget: The run's budget.
-        train: Windows of the training data. With a sampler or a stream, later epochs may have
-            other numbers of them.
-        tokens_per_sample: What the task declares; None if it declares nothing.
-
-    Raises:
-        ConfigError: The budget does not fit the data: a report would come before the first step,
-            or tokens are not counted.
     """
 
     def __init__(
@@ -74,11 +64,7 @@ class ReportPlan:
         return progress.since_report > 0 and self._position(progress) >= target
 
     def check_epoch(self, progress: TrainProgress, schedule: Schedule) -> None:
-        """Refuse an epoch of a data set that has grown, where the schedule ends before the run.
-
-        Raises:
-            ConfigError: The run is longer than the schedule.
-        """
+        """Refuse an epoch of a data set that has grown, where the schedule ends before the run."""
         train, epoch = self._train, progress.epoch
         now, grown = train.num_windows(epoch), progress.epoch_samples > train.num_built
         if (

@@ -31,17 +31,7 @@ _MOST_PER_SAMPLE = 100
 
 
 class SampledPlan:
-    """The assignment of samples to windows by a sampler or a batch sampler.
-
-    Args:
-        sampler: Gives the indices of an epoch, or lists of indices, one for each window.
-        in_batches: Whether it gives lists.
-        num_indices: Samples in the data set.
-        batch_size: Samples of a window; not used with lists.
-        accumulation: Micro-batches of a window.
-        seed: The run's seed.
-        drop_last: Leave out a last window that is short; not used with lists.
-    """
+    """The assignment of samples to windows by a sampler or a batch sampler."""
 
     def __init__(
         self,
@@ -187,11 +177,7 @@ class SampledPlan:
 
 
 def check_sampler(plan: SampledPlan) -> None:
-    """Refuse a sampler that chooses other samples when it is asked again for the same epoch.
-
-    Raises:
-        TaskError: Under one seed it gave two orders.
-    """
+    """Refuse a sampler that chooses other samples when it is asked again for the same epoch."""
     first = plan._draw(1)
     plan._draw(2)
     again = plan._draw(1)

@@ -272,11 +272,7 @@ def _in_cycle(progress: float, cycles: int, growth: float) -> float:
 def _own_function(
     config: ScheduleConfig, train: TrainConfig | None
 ) -> Callable[[int, int], float]:
-    """Return a user's schedule as a function of step and total.
-
-    Raises:
-        ConfigError: It cannot be imported, or takes other arguments.
-    """
+    """Return a user's schedule as a function of step and total."""
     name = config.name
     function = import_own(name, "train.schedule.name")
     try:

@@ -25,12 +25,7 @@ _NUMPY_SEEDS = 2**32  # NumPy's legacy generator accepts 32 bits
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a seed in [0, 2**63) that depends on every part and on nothing else.
-
-    Args:
-        parts: What the seed is for, such as `derive_seed(sweep_seed, trial_number)` or
-            `derive_seed(seed, "epoch", 3)`.
-    """
+    """Return a seed in [0, 2**63) that depends on every part and on nothing else."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
 
@@ -153,11 +148,6 @@ def seed_generators_of(value: object, seed: int, *, in_datasets: bool = False) -
     """Seed every generator in an object's attributes, and in those of what it consists of.
 
     The seed of each depends on the shortest way to it, not on what else the object holds now.
-
-    Args:
-        value: The object.
-        seed: The seed.
-        in_datasets: Also those of map-style data sets that it holds.
     """
     for path, generator in _generators_of(value, in_datasets):
         _seed_generator(generator, derive_seed(seed, "own", path))

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 class ShardGroup:
-    """The ranks of a trial when they save a sharded state; every rank calls its methods.
-
-    Args:
-        files: Where the checkpoints are; None on a rank that is not their writer.
-        ranks: This rank of the trial.
-    """
+    """The ranks of a trial when they save a sharded state; every rank calls its methods."""
 
     def __init__(self, files: Files | None, ranks: Ranks) -> None:
         self._files, self._ranks = files, ranks
@@ -38,14 +33,7 @@ class ShardGroup:
         self._beside = ranks.beside()
 
     def begin(self, name: Callable[[], str]) -> tuple[str, str]:
-        """Return the name of a new checkpoint, and where its shards are written.
-
-        Args:
-            name: Called on the first rank.
-
-        Raises:
-            StorageError: The first rank cannot begin one.
-        """
+        """Return the name of a new checkpoint, and where its shards are written."""
         begun = None
         if self._files is not None:
             try:
@@ -61,11 +49,7 @@ class ShardGroup:
         return agreed, place
 
     def write(self, begun: str, parts: Parts) -> tuple[Shard, ...]:
-        """Write this rank's shard, and return those of all ranks once all are durable.
-
-        Raises:
-            OSError: A rank could not write its shard.
-        """
+        """Write this rank's shard, and return those of all ranks once all are durable."""
         written: list[Shard] = []
 
         def write(file: BinaryIO) -> None:
@@ -87,14 +71,7 @@ class ShardGroup:
 
 
 def whole_state(files: Files, generation: Generation, content: bytes) -> dict[str, Any]:
-    """Return the state of a generation, put together if it is in shards.
-
-    Args:
-        content: Its `state.pt`, whose digest is verified.
-
-    Raises:
-        CheckpointError: A shard is missing, or its digest does not verify.
-    """
+    """Return the state of a generation, put together if it is in shards."""
     state = parse_state(content)
     if not generation.shards:
         return state
@@ -102,11 +79,7 @@ def whole_state(files: Files, generation: Generation, content: bytes) -> dict[st
 
 
 def noted_state(files: Files, generation: Generation, content: bytes) -> dict[str, Any]:
-    """Return the state of a generation as its `state.pt` has it, with the address of its shards.
-
-    Args:
-        content: Its `state.pt`, whose digest is verified.
-    """
+    """Return a generation's state as its `state.pt` has it, with the address of its shards."""
     del files
     state = parse_state(content)
     if generation.shards:
@@ -137,12 +110,7 @@ class Shards:
 
 
 def read_parts(files: Files, generation: Generation, rank: int) -> Parts:
-    """Return a rank's parts of a sharded state.
-
-    Raises:
-        CheckpointError: Its shard is missing, or its digest does not verify.
-        StorageError: The storage cannot be read.
-    """
+    """Return a rank's parts of a sharded state."""
     name = shard_name(rank)
     content = read_verified(files, generation, name)
     if content is None:

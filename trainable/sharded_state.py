@@ -33,10 +33,6 @@ def split(
     """Return a state with notes in place of its sharded tensors, and this rank's parts of them.
 
     A tensor that the state has twice (tied weights) is one part.
-
-    Args:
-        state: Tensors, plain data, and dicts, lists and tuples of them.
-        local: Returns this rank's part of a sharded tensor, and None for any other tensor.
     """
     from torch import Tensor  # readers of manifests do not need it
 
@@ -62,12 +58,7 @@ def split(
 def filled(
     state: dict[str, Any], make: Callable[[str, int, Sequence[int]], Tensor]
 ) -> dict[str, Any]:
-    """Return a state with tensors in place of its notes.
-
-    Args:
-        make: Returns a tensor; called with its entry, its number and its whole shape, once for
-            each tensor.
-    """
+    """Return a state with tensors in place of its notes."""
     made: dict[tuple[str, int], Tensor] = {}
 
     def fill(value: object) -> object:

@@ -57,9 +57,6 @@ class UsedParameters:
 
     One that no rank has used is added as zeros. It has no gradient then, as on one rank: zeros
     would change its moments.
-
-    Args:
-        model: The sharded model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -103,15 +100,6 @@ class LockStep:
     A rank without a further one computes a pass on a batch that it has seen, in evaluation mode
     and with the factor 0. No gradient, buffer, random generator or logged value changes, and what
     `loss` changes of the task and the model is restored.
-
-    Args:
-        task: The task.
-        model: Its sharded model.
-        objects: Return what is restored.
-        precision: Autocast of the passes.
-        ranks: This rank of the trial.
-        val: Samples for a rank that has had none yet.
-        used: Does not count the parameters of further passes.
     """
 
     def __init__(
@@ -132,12 +120,7 @@ class LockStep:
         self._trained = 0
 
     def __call__(self, batches: Iterable[Batch], *, backward: bool) -> Iterator[Batch]:
-        """Yield this rank's batches; compute further passes while other ranks have batches.
-
-        Args:
-            batches: This rank's micro-batches; there may be none.
-            backward: Each of them is followed by a backward pass.
-        """
+        """Yield this rank's batches; compute further passes while other ranks have batches."""
         remaining = iter(batches)
         self._trained = self._digest_of_trained()
         while True:
@@ -163,11 +146,7 @@ class LockStep:
             yield found[0]
 
     def check_trained(self) -> None:
-        """Refuse a loss that freezes or unfreezes: the other ranks cannot be asked in a pass.
-
-        Raises:
-            TaskError: It did.
-        """
+        """Refuse a loss that freezes or unfreezes: the other ranks cannot be asked in a pass."""
         if self._digest_of_trained() != self._trained:
             raise TaskError(_UNFROZEN)
 
@@ -207,11 +186,6 @@ class ShardedStep(Step):
 
     The backward passes themselves add the gradients of sharded parameters, so the exchange adds
     those of other parameters only: such as a loss's own.
-
-    Args:
-        clip: The limits of the gradients.
-        val: The validation samples, for a rank that has had no training sample yet.
-        parts: The other arguments of `Step`.
     """
 
     def __init__(self, *, clip: ClipConfig, val: Source, **parts: Any) -> None:
@@ -252,11 +226,6 @@ class ShardedClipper(Clipper):
     """Divide and clip gradients of which this rank has parts; see `Clipper`.
 
     The norms are those of the whole gradients, and the same numbers on every rank.
-
-    Args:
-        config: The limits.
-        parameters: All parameters that may have a gradient, in the order of the gradients.
-        ranks: This rank of the trial.
     """
 
     def __init__(self, config: ClipConfig, parameters: list[Tensor], ranks: Ranks) -> None:

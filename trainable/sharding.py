@@ -51,18 +51,7 @@ _INTERNAL = "__composable_api"
 
 
 def check_shardable(config: TrialConfig, task: Task, model: nn.Module, precision: str) -> None:
-    """Refuse what cannot be sharded, before the first step.
-
-    Args:
-        config: The run.
-        task: Its task.
-        model: What the task built, whole.
-        precision: The resolved precision.
-
-    Raises:
-        ConfigError: A key of the configuration excludes sharding.
-        TaskError: The model or the task does.
-    """
+    """Refuse what cannot be sharded, before the first step."""
     train = config.train
     if config.workers == 1:
         raise ConfigError(
@@ -122,18 +111,7 @@ def _unfit(path: str, what: str, remedy: str) -> TaskError:
 def shard_model(
     model: nn.Module, task: Task, ranks: RankGroup, *, device: torch.device, precision: str
 ) -> None:
-    """Cut a model's parameters among the ranks, in place.
-
-    Args:
-        model: The whole model, on the CPU: each part is moved to the device when it is cut.
-        task: Its `sharded_modules` may name the modules that are cut.
-        ranks: This rank of the trial.
-        device: This rank's device.
-        precision: A resolved precision; in bf16 the parameters are gathered in bf16.
-
-    Raises:
-        TaskError: torch cannot shard the model.
-    """
+    """Cut a model's parameters among the ranks, in place."""
     if device.type == "cuda" and not ranks.collectives.direct:
         raise ConfigError(
             "fsdp, and two workers of the trial have the same GPU, so the parts of a model would "
@@ -182,11 +160,7 @@ def _units(model: nn.Module, task: Task) -> list[nn.Module]:
 
 
 def check_units(units: Sequence[nn.Module], model: nn.Module) -> None:
-    """Refuse modules whose parameters cannot be cut on their own; the model is the last.
-
-    Raises:
-        TaskError: Parameters are tied across them, or are of several types in one.
-    """
+    """Refuse modules whose parameters cannot be cut on their own; the model is the last."""
     _check_ties(units, model)
     _check_types(units, model)
 
@@ -274,13 +248,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 class Layout:
-    """How whole tensors and this rank's parts become the sharded tensors of a run, and back.
-
-    Args:
-        model: The sharded model.
-        optimizer: The optimizer of its parameters.
-        ranks: This rank of the trial.
-    """
+    """How whole tensors and this rank's parts become the sharded tensors of a run, and back."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
         self._model, self._ranks = model, ranks
@@ -322,9 +290,6 @@ class Layout:
 
         That of as many ranks is read from this rank's own shard. That of another number, a whole
         one, and what a run has inherited from another run are cut anew.
-
-        Raises:
-            CheckpointError: A shard is missing or damaged.
         """
         if SHARDS in state:
             shards = Shards(state)

@@ -41,11 +41,6 @@ class Snapshots:
 
         Device synchronisation: this waits for each tensor on a device. A tensor that the state has
         twice (tied weights) is copied once, and both places share the copy.
-
-        Args:
-            state: Tensors, plain data, and dicts, lists and tuples of them.
-            async_copy_keys: Entries that `finish` copies; their tensors must not change before
-                that. A tensor that several entries share belongs to the first of them.
         """
         copying = _Copying(self._spare)
         copied = {
@@ -76,15 +71,7 @@ def num_bytes(state: Any) -> int:
 
 
 def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
-    """Write `state.pt` and return its length and sha256.
-
-    Args:
-        state: What `Snapshots.take` returned.
-        file: The open file.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write `state.pt` and return its length and sha256."""
     digesting = _Digesting(file)
     # The manifest has a sha256; torch's CRC-32 would add nothing and hold the GIL while it runs.
     before = torch.serialization.get_crc32_options()
@@ -129,12 +116,7 @@ class _Digesting:
 
 
 def parse_state(content: bytes) -> dict[str, Any]:
-    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU.
-
-    Raises:
-        CheckpointError: It holds objects that are not plain data, or would take more memory than
-            its file has bytes.
-    """
+    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU."""
     _check_size(content)
     try:
         state: dict[str, Any] = torch.load(
@@ -197,11 +179,7 @@ def _directory_start(content: bytes) -> int | None:
 
 
 class _Copying:
-    """Copy one state.
-
-    Args:
-        spare: Tensors of the last copy that may be overwritten, by layout.
-    """
+    """Copy one state."""
 
     def __init__(self, spare: _Spare) -> None:
         self._spare = spare

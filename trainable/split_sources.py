@@ -35,16 +35,7 @@ def open_sources(
     device: torch.device,
     ranks: Ranks,
 ) -> tuple[Source, Source]:
-    """Open the samples that a run trains on, and those that it evaluates on.
-
-    Args:
-        task: The task.
-        data: Its samples.
-        trial: The run.
-        val_seed: The seed of what evaluation draws.
-        device: Where batches are needed.
-        ranks: The ranks of the trial, each of which has its share.
-    """
+    """Open the samples that a run trains on, and those that it evaluates on."""
     config = trial.train
     micro = config.micro_batch_size
     val_ranks = ranks if evaluates_in_parts(task) else ALONE
@@ -90,13 +81,6 @@ def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None =
     """Refuse a configuration with no steps for this many samples, or too few for its schedule.
 
     Or for the start of its averaging.
-
-    Args:
-        config: Another trial of the sweep.
-        plan: The windows of a trial of the sweep.
-
-    Raises:
-        ConfigError: There are too few steps, in all or from one report to the next.
     """
     if isinstance(plan, WindowPlan):
         plan = _window_plan(config.train, plan.samples, config.seed)
@@ -106,11 +90,7 @@ def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None =
 
 
 def check_batch_size_applies(plan: Plan) -> None:
-    """Refuse a search of `train.batch_size` where the task decides the size of a step.
-
-    Raises:
-        WithoutEffect: It does.
-    """
+    """Refuse a search of `train.batch_size` where the task decides the size of a step."""
     if isinstance(plan, SampledPlan) and plan.in_batches:
         reason = "Data(batch_sampler=...) chooses the samples of each step"
     elif isinstance(plan, StreamPlan) and plan.batched:

@@ -29,16 +29,7 @@ _FETCH_EVERY = 512
 
 
 class StepRows:
-    """The rows of a run that are not yet reported.
-
-    Args:
-        state: The run's state; its position and counters.
-        history: Writes the rows to disk.
-        log: What the task logs.
-        health: Observes each row.
-        ranks: The ranks of the trial.
-        earlier: Rows written before the run was interrupted.
-    """
+    """The rows of a run that are not yet reported."""
 
     def __init__(
         self,
@@ -61,12 +52,7 @@ class StepRows:
         skipped all windows since a save."""
 
     def add(self, step: PendingStep) -> None:
-        """Add a step, whose values may still be on the device; fetch those of many steps at once.
-
-        Raises:
-            NonFiniteLoss: As `fetch` does.
-            NonFiniteGradient: As `fetch` does.
-        """
+        """Add a step, whose values may be on the device still; fetch many steps' at once."""
         self._pending.append(step)
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch(self._ranks)
@@ -75,13 +61,6 @@ class StepRows:
         """Fetch the values of all steps and make rows of them; every rank calls this.
 
         Device synchronisation: one transfer, and where the task logs tensors one more.
-
-        Returns:
-            What the task has logged for the epoch.
-
-        Raises:
-            NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
-            NonFiniteGradient: The same for its gradient norm.
         """
         (of_epoch,) = self._fetch(self._ranks, self._log.take_epoch())
         return of_epoch
@@ -114,12 +93,7 @@ class StepRows:
             raise
 
     def end_report(self, found: dict[str, float], timestamp_ms: int) -> None:
-        """Add the metrics of a report to the row of the last step.
-
-        Args:
-            found: The metrics.
-            timestamp_ms: The time of the report, for a row of its own.
-        """
+        """Add the metrics of a report to the row of the last step."""
         self.last_metrics = self.last_metrics | found
         if self._unwritten:
             last = self._unwritten.pop()

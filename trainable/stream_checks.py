@@ -30,9 +30,6 @@ def check_stream(source: StreamSource) -> None:
 
     Reads a few items, and then again, from a state saved on the way or from the epoch's start.
     Read nothing else from the stream afterwards.
-
-    Raises:
-        TaskError: The samples differ, or the state cannot be saved.
     """
     stream = source.stream
     format = replace(source.format, items=_CHECKED, batched=True, drop_last=False, share=WHOLE)

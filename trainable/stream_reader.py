@@ -95,15 +95,7 @@ class Window(MicroBatches):
 
 
 class StreamReader:
-    """Reads the windows of an epoch in one process.
-
-    Args:
-        stream: The task's stream, or a loader process' copy of it.
-        format: How its items become windows.
-        number: Of the loader process, from 0.
-        epoch: Counted from 0.
-        place: Where to continue; None: at the epoch's start.
-    """
+    """Reads the windows of an epoch in one process."""
 
     def __init__(
         self, stream: Any, format: StreamFormat, number: int, epoch: int, place: Place | None
@@ -217,11 +209,7 @@ class StreamReader:
 
 
 def save_state(stream: Any) -> Any:
-    """Return a stream's own state, as a checkpoint has it.
-
-    Raises:
-        TaskError: pickle refuses it.
-    """
+    """Return a stream's own state, as a checkpoint has it."""
     with data_code("state_dict() of the stream"):
         return dumps(stream.state_dict(), "state_dict() of the stream")
 

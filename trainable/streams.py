@@ -72,16 +72,7 @@ class StreamPlan:
 
 
 class StreamSource:
-    """Windows of a stream, read in this process or in loader processes.
-
-    Args:
-        stream: The task's stream.
-        plan: What is known of its length.
-        format: How its items become windows.
-        device: The device of the batches.
-        loader: Options of the DataLoader, if there are loader processes.
-        ranks: The ranks of the trial, which must read alike.
-    """
+    """Windows of a stream, read in this process or in loader processes."""
 
     def __init__(
         self,
@@ -148,11 +139,7 @@ class StreamSource:
         self._ended = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the window that was given last.
-
-        Raises:
-            TaskError: The stream's state has objects other than tensors and plain data.
-        """
+        """Return the position after the window that was given last."""
         if self._reader is not None:
             self._places[0] = self._reader.place()
         places = [None if place is None else list(place) for place in self._places]
@@ -166,11 +153,7 @@ class StreamSource:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position.
-
-        Raises:
-            CheckpointError: Another number of loader processes read the stream.
-        """
+        """Continue from a position."""
         if state["workers"] != self._workers:
             raise CheckpointError(
                 f"the stream was read by {state['workers']} loader processes and now there are "
@@ -280,20 +263,7 @@ def open_stream(
     batches: int | None = None,
     ranks: Ranks = ALONE,
 ) -> StreamSource:
-    """Open a split that is a stream.
-
-    Args:
-        data: The task's data.
-        split: `train`, `val` or `test`.
-        config: The training loop.
-        seed: The seed of this split.
-        device: The device of the batches.
-        batches: Read only so many batches, of `train.batch_size` samples; None: all.
-        ranks: The ranks of the trial, of which each keeps a part of each window.
-
-    Raises:
-        ConfigError: It has no state and `train.loader.resume` is `exact`.
-    """
+    """Open a split that is a stream."""
     stream, loader = getattr(data, split), config.loader
     if split == "train" and loader.resume == "exact" and not has_state(stream):
         raise ConfigError(

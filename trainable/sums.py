@@ -24,15 +24,7 @@ AnySums = TypeVar("AnySums", Sums, FetchedSums)
 
 
 def add_value(sums: Sums, name: str, value: Number, weight: Number | None, reduce: Reduce) -> None:
-    """Add a value to the sum of its name. Tensors that the sums hold already do not change.
-
-    Args:
-        sums: The sums.
-        name: The name.
-        value: A float, or a float64 tensor without dimensions.
-        weight: The same: the value's weight in the mean; None: 1.
-        reduce: Whether the mean or the sum is wanted.
-    """
+    """Add a value to the sum of its name. Tensors that the sums hold already do not change."""
     total, weights = sums.get(name, (0.0, None))
     if reduce == "sum":
         sums[name] = total + value, None

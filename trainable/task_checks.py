@@ -83,17 +83,6 @@ def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> lis
     """Check a task's methods, a few samples and their loss.
 
     This changes the model's state and the random generators: do not train the model afterwards.
-
-    Args:
-        parts: The parts of a run; not compiled.
-        resumed: Whether the run has begun. What it may have done so far is then only warned of.
-        workers: How many ranks the run will have.
-
-    Returns:
-        Cautions, a sentence each.
-
-    Raises:
-        TaskError: The first step of any run would fail; the message says why and what to do.
     """
     task, data, device = parts.task, parts.data, parts.precision.device
     check_hooks(task)
@@ -290,11 +279,7 @@ def _of_types(error: RuntimeError, model: nn.Module, batch: Batch) -> TaskError 
 
 
 def _sum_cautions(whole: _Numbers, parts: Sequence[_Numbers], *, resumed: bool) -> Iterator[str]:
-    """Compare the loss of a batch with those of its halves.
-
-    Raises:
-        TaskError: The loss is a mean and its weight counts the samples: the gradient is wrong.
-    """
+    """Compare the loss of a batch with those of its halves."""
     (total, weight), losses = whole, [loss for loss, _ in parts]
     counts = _close(weight, sum(share for _, share in parts))
     if is_mean(whole, parts):

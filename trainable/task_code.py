@@ -25,9 +25,6 @@ def data_code(what: str) -> Iterator[None]:
     """Run the code of a task's data, as `task_code` does, and as on the only rank of a trial.
 
     The ranks divide what it gives. Libraries that ask torch would divide it once more.
-
-    Args:
-        what: What the code should return.
     """
     with hidden_group(), task_code(what):
         yield
@@ -38,13 +35,6 @@ def task_code(what: str = "") -> Iterator[None]:
     """Run a task's code; an exception that would end the loop or process becomes a `TaskError`.
 
     Do not put a `yield` inside: a generator that is closed receives `GeneratorExit` there.
-
-    Args:
-        what: What the code should return, such as `window 5 of 10`; the message begins with it.
-
-    Raises:
-        TaskError: The code raised StopIteration, StopAsyncIteration, or an exception that is not
-            an `Exception`. The KeyboardInterrupt of a signal is raised again unchanged.
     """
     try:
         yield

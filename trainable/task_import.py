@@ -124,13 +124,6 @@ def no_exit(what: str, key: str) -> Iterator[None]:
     """Raise a `ConfigError` if the user's code would end the process.
 
     A real Ctrl-C stays a KeyboardInterrupt.
-
-    Args:
-        what: Whose code runs and when, such as "the task, while it was built,".
-        key: The setting that the error names.
-
-    Raises:
-        ConfigError: The code raised SystemExit, KeyboardInterrupt or another BaseException.
     """
     with _interruptions() as received, _parser_errors():
         try:
@@ -158,11 +151,7 @@ def no_exit(what: str, key: str) -> Iterator[None]:
 
 
 class _ParserError(SystemExit):
-    """An error of argparse, raised instead of printing the usage.
-
-    Args:
-        message: What argparse would have printed.
-    """
+    """An error of argparse, raised instead of printing the usage."""
 
     def __init__(self, message: str) -> None:
         super().__init__(2)

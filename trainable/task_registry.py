@@ -19,14 +19,7 @@ BUILT_IN = {
 
 
 def resolve_task_name(name: str) -> tuple[str, str]:
-    """Return the module of a task and the class name in it.
-
-    Args:
-        name: A built-in task's name, or `package.module:ClassName`.
-
-    Raises:
-        ConfigError: The name is neither.
-    """
+    """Return the module of a task and the class name in it."""
     module, colon, inside = BUILT_IN.get(name, name).partition(":")
     if not colon or not module or not inside:
         raise ConfigError(

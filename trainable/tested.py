@@ -51,11 +51,7 @@ class RecordedTest(NamedTuple):
 
 
 def read_tested(directory: Path) -> list[RecordedTest]:
-    """Read the evaluations of the run in `directory`, oldest first; empty if it has none.
-
-    Raises:
-        CurveDamaged: The file cannot be read as such.
-    """
+    """Read the evaluations of the run in `directory`, oldest first; empty if it has none."""
     path = directory / TESTED
     try:
         text = read_regular(path, LARGEST_TEXT)
@@ -76,12 +72,7 @@ def read_tested(directory: Path) -> list[RecordedTest]:
 
 
 def append_tested(directory: Path, new: RecordedTest) -> None:
-    """Add an evaluation, durably; the file is replaced as a whole.
-
-    Raises:
-        CurveDamaged: The present file cannot be read.
-        OSError: The file cannot be written.
-    """
+    """Add an evaluation, durably; the file is replaced as a whole."""
     lines = [json.dumps(one._asdict()) + "\n" for one in [*read_tested(directory), new]]
     replace_regular(directory / TESTED, "".join(lines).encode(), durable=True)
 

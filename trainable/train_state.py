@@ -98,24 +98,7 @@ class TrainProgress:
 
 
 class TrainState:
-    """The state of one run, read from and restored into the objects that hold it.
-
-    Args:
-        model: The model that is trained.
-        optimizer: Its moments are saved, and the parameters that it trains outside the model,
-            such as a loss's weights.
-        schedule: Saved as far as it is no function of the step.
-        precision: Its loss scale is saved.
-        task: What has changed in its attributes is saved.
-        data: The task's samples, whose tensors are not saved.
-        average: The average of the weights; None without one.
-        trained_only: Save of the model only what is trained or has changed since it was built.
-        position: The position in the data, where the number of windows does not say it.
-        epoch_start: The data as loader processes have them; None without any.
-        ranks: This rank of the trial. The first one saves what differs on the others, too.
-        accept_workers: Restore the state of another number of ranks.
-        layout: How the tensors of a sharded model are saved and restored; None: they are whole.
-    """
+    """The state of one run, read from and restored into the objects that hold it."""
 
     def __init__(
         self,
@@ -178,10 +161,6 @@ class TrainState:
         """Return the state. Its tensors are not copies: copy or write them before the next step.
 
         Every rank calls this at the same step. The first one returns the state of all.
-
-        Raises:
-            CheckpointError: The model's state could not be read back.
-            TaskError: The task or the model has an attribute that changed and cannot be restored.
         """
         own = self._own_state()
         others = self._ranks.gather({**own, _SUMS: self.progress.sums})
@@ -238,10 +217,6 @@ class TrainState:
         The optimizer's options stay as built: a run may resume with the moments of another run and
         with other hyperparameters. CUDA random generators are restored only if the number of
         devices is the same. On another kind of device the data order is the same, dropout is not.
-
-        Raises:
-            CheckpointError: Keys are missing or unknown, this version cannot read the format, or
-                the model or optimizer differs.
         """
         if state.get("format") != FORMAT:
             raise CheckpointError(
@@ -295,9 +270,6 @@ class TrainState:
         A rank that the run did not have before has the first rank's part, without its random
         generators and sums. So it also has what the task has collected on that rank, and what was
         collected on a rank that is no more is lost: none of its attributes says what it counts.
-
-        Raises:
-            ConfigError: The state is of another number of ranks, which is not accepted.
         """
         before, now = len(others) + 1, self._ranks.size
         if before != now and not self._accept_workers:
@@ -330,11 +302,7 @@ class TrainState:
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's state dict, after a check that torch can load all of it.
-
-    Raises:
-        CheckpointError: torch cannot load it: `get_extra_state()` may have returned any object.
-    """
+    """Return a model's state dict, after a check that torch can load all of it."""
     state = model.state_dict()
     extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
     if extra and not _can_load(extra):
@@ -360,17 +328,7 @@ def _can_load(state: dict[str, Any]) -> bool:
 def check_read_back(
     task: Task, model: nn.Module, fresh: nn.Module, objects: dict[str, Any]
 ) -> None:
-    """Load a model's state into a newly built model, as a resumed run does.
-
-    Args:
-        task: The task that built them.
-        model: A model that may have been trained.
-        fresh: A newly built model, which is changed.
-        objects: What has changed in `model` outside its state dict.
-
-    Raises:
-        TaskError: The new model rejects the state.
-    """
+    """Load a model's state into a newly built model, as a resumed run does."""
     state = model_state(model)
     try:
         run_objects(task, fresh, whole_task=False).load_state_dict(objects)
@@ -384,9 +342,6 @@ def check_loading(model: nn.Module) -> None:
 
     Changes nothing. Whether a newly built model has the same parameters and buffers is known
     without building one.
-
-    Raises:
-        TaskError: The model rejects its own state.
     """
     try:
         load_model_state(model, model_state(model))
@@ -403,21 +358,13 @@ def _unreadable(problem: Exception) -> TaskError:
 
 
 def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load a model's state dict, even into buffers that are expanded views.
-
-    Raises:
-        RuntimeError: The state does not fit the model.
-    """
+    """Load a model's state dict, even into buffers that are expanded views."""
     make_buffers_writable(model)
     model.load_state_dict(state, strict=True)
 
 
 def check_state(state: object, where: str = "state") -> None:
-    """Check that `torch.load(weights_only=True)` can load a state.
-
-    Raises:
-        CheckpointError: An object in it is neither a tensor nor plain data.
-    """
+    """Check that `torch.load(weights_only=True)` can load a state."""
     if isinstance(state, Mapping) and type(state) in (dict, OrderedDict, Counter):
         for key, value in state.items():
             check_state(key, f"a key of {where}")

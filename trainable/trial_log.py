@@ -50,9 +50,6 @@ class DescriptorOutput:
     Code in C, `os.write` and child processes write there. In a worker both are files of Ray, which
     are removed with the driver and hold nothing of an earlier trial's beyond their present end:
     what follows is the trial's. A descriptor that is no file is left alone.
-
-    Args:
-        numbers: The descriptors.
     """
 
     def __init__(self, numbers: Sequence[int] = (1, 2)) -> None:

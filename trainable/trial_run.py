@@ -58,10 +58,6 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
     """Train a trial until it ends, or the actor needs it no longer.
 
     With `reuse`, train the next trial after it, whose configuration the actor sends.
-
-    Args:
-        connection: To the actor.
-        config: As in `TrialRun`.
     """
     name, failed = str(config["config"]["task"]["name"]), None
 
@@ -118,11 +114,7 @@ def _call(connection: Connection, method: str, *arguments: Any) -> Any:
 
 
 class Restart(Exception):
-    """The run has closed, to be opened by a fresh process with smaller micro-batches.
-
-    Args:
-        changes: What that process is to have in its configuration.
-    """
+    """The run has closed, to be opened by a fresh process with smaller micro-batches."""
 
     def __init__(self, changes: dict[str, Any]) -> None:
         super().__init__()
@@ -130,14 +122,7 @@ class Restart(Exception):
 
 
 class TrialRun:
-    """One attempt of a trial.
-
-    Args:
-        config: What `TuneTrial` receives, and `bundles`: the resources of each rank. After a
-            `Restart` also `split`, the configuration before, and `earlier`, what was reported.
-        call: Calls a method of `OtherRanks` in the actor.
-        failed: Why the task could not be imported.
-    """
+    """One attempt of a trial."""
 
     def __init__(
         self,
@@ -181,26 +166,6 @@ class TrialRun:
         """Train up to the next report; the first call opens the run at its newest checkpoint.
 
         With `report_buffer_seconds`, train for that long and return all reports at once.
-
-        Returns:
-            A dict with the keys `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of
-            the last report, and where they apply:
-
-            - `earlier`: the same keys of each report before the last one.
-            - `ending`: how the trial ended; in its last result only.
-            - `failure`: `kind`, `reason`, `traceback` and `place` of a failure; for a storage
-              error also `errno`, `system` (the operating system's message) and `host`.
-            - `saved`: whether a checkpoint holds everything trained.
-            - `accumulation`: the value in use, once it differs from the configuration's.
-            - `resolved`: device, precision and, if not one, the number of ranks; in the first
-              result after the run was opened.
-            - `set_aside`: damaged checkpoints and what is used instead, in sentences.
-            - `pointer`: the newest checkpoint, where it is another one than in the last result.
-            - `noted`: `params` and `tags` that the user's code logged since the last result.
-
-        Raises:
-            RankLost: A rank was lost: the trial starts again, as if this process were lost.
-            Restart: Memory did not suffice, and the run continues with smaller micro-batches.
         """
         with heartbeat.at_work():
             return self._train_to_report()

@@ -30,11 +30,6 @@ class Untrained:
 
     A tensor that one loss alone uses, such as inputs that require a gradient, is not looked for:
     it is made anew for each batch. Nor is one that a task updates by itself.
-
-    Args:
-        task: The task.
-        model: Its model.
-        trained: The parameters that the optimizer has.
     """
 
     def __init__(self, task: Task, model: nn.Module, trained: Iterable[Tensor]) -> None:

@@ -38,11 +38,6 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
 
     A process that is killed here leaves the run with the earlier inherited generation, or with
     both; the one with the later epoch is used.
-
-    Raises:
-        ForeignCheckpoint: The generation belongs to another user.
-        OSError: The generation does not exist any more, or the storage fails.
-        WriterReplaced: Another process does the same.
     """
     check_owner(generation.address)
     files = _files(run)
@@ -60,11 +55,6 @@ def copy_generations(source: Files, target: RunFiles) -> None:
     """Copy the valid generations of a run to another; a second call adds none.
 
     Neither run may be in training.
-
-    Raises:
-        ForeignCheckpoint: A generation belongs to another user.
-        OSError: A generation does not exist any more, or the storage fails.
-        StorageError: An object store cannot be reached.
     """
     check_owner(source.address(""))
     there = CheckpointStore(Path(), files=source).generations()
@@ -116,14 +106,6 @@ def with_inheritance(
     does all that a custom loop yields. Each further rank takes what it had there; where the other
     run had fewer, the rest take what a new rank takes. Once the run has saved a later state, it
     resumes from that.
-
-    Args:
-        run: Its directory.
-        own: Its newest state; None when it never saved one.
-        warnings: Gets a sentence if the inherited state is damaged; then `own` is returned.
-
-    Raises:
-        ForeignCheckpoint: The inherited state belongs to another user.
     """
     generation = inherited(run)
     if generation is None or _position(own) > (generation.epoch, 0):
@@ -151,13 +133,7 @@ def with_inheritance(
 def _merged(
     own: dict[str, Any], learned: dict[str, Any], latest: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a state, or a further rank's part of one, with what another run has learned.
-
-    Args:
-        own: That of the run.
-        learned: That of the other run.
-        latest: The one of the two that has the run's counters.
-    """
+    """Return a state, or a further rank's part of one, with what another run has learned."""
     taken = {key: value for key, value in learned.items() if key not in _NOT_INHERITED}
     return {**own, **taken, **{key: latest[key] for key in _COUNTED if key in latest}}
 

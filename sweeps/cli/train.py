@@ -118,11 +118,7 @@ def check_task(spec: SweepSpec, err: Console, directory: Path | None = None) -> 
 
 
 def _import_torch() -> None:
-    """Import the training code.
-
-    Raises:
-        LimitTooSmall: A resource limit of this process prevents it.
-    """
+    """Import the training code."""
     try:
         import trainable.build  # noqa: F401
     except (ImportError, OSError, MemoryError) as error:
@@ -239,12 +235,7 @@ def train_once(
 
 @contextmanager
 def _saving_at_a_signal(received: list[int], err: Console) -> Iterator[None]:
-    """Note the first signal, at which the run saves after its step; the next one acts as ever.
-
-    Args:
-        received: Receives the signal's number.
-        err: Receives what happens now.
-    """
+    """Note the first signal, at which the run saves after its step; the next one acts as ever."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {one: signal.getsignal(one) for one in numbers}
 
@@ -340,9 +331,6 @@ def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:
     """Return the configuration with the training rules of the run in a directory.
 
     A run of an early release has stored no configuration.
-
-    Raises:
-        OtherRun: The directory holds a run with another configuration, or a foreign file.
     """
     file = directory / TRIAL_CONFIG
     if not file.exists():

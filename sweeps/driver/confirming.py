@@ -15,14 +15,7 @@ from sweeps.policies.confirmation import follow, superseded, without_open
 
 
 class ConfirmingTrials:
-    """Adds the trials of the next seed when those of the seed before have ended.
-
-    Args:
-        ledger: The sweep's trials, and the request.
-        ends: Returns how many trials have ended.
-        flush: Returns once the ledger has stored all of them.
-        fence: Called right before trials are added; raises if another driver may run the sweep.
-    """
+    """Adds the trials of the next seed when those of the seed before have ended."""
 
     def __init__(
         self,

@@ -88,18 +88,7 @@ Entry = WorkerReport | Callable[[], None]
 
 
 class EventWriter:
-    """Writes the events of trials.
-
-    Args:
-        spec: The sweep.
-        paths: Where each trial's directory is.
-        ledger: Receives reports and ends.
-        recorder: Receives metrics, parameters, tags and files.
-        observer: Receives each trial's progress for the display.
-        fence: Called right before the ledger is written; raises if another driver may run the
-            sweep.
-        seconds_of: Returns for how long workers have trained a trial.
-    """
+    """Writes the events of trials."""
 
     def __init__(
         self,
@@ -133,13 +122,7 @@ class EventWriter:
                 entry()
 
     def open_run(self, number: int, start: RunStart, tags: Mapping[str, str]) -> None:
-        """Open the run of a trial that starts for the first time.
-
-        Args:
-            number: The trial's number.
-            start: What the trial's run receives.
-            tags: Why the trial exists; see `origin_tags`.
-        """
+        """Open the run of a trial that starts for the first time."""
         tags = {"gradsweep.attempts": "1", **tags, **start.tags}
         self._recorder.start(number, start.params, tags)
 
@@ -160,12 +143,6 @@ class EventWriter:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
 
         A lost worker may have stored reports that it could not send to the driver.
-
-        Args:
-            number: The trial's number.
-            params: The trial's searched parameters.
-            start: What the trial's run receives.
-            step: The step of the checkpoint from which it resumes; 0 without one.
         """
         self._fence()
         attempt = self._ledger.start(number)
@@ -231,12 +208,7 @@ class EventWriter:
         self._observer.ended(number, "interrupted", None, None)
 
     def finished(self, number: int, last: WorkerReport | None) -> None:
-        """Record the end of a trial that made its last report.
-
-        Args:
-            number: The trial's number.
-            last: The trial's final report; None if it is written already.
-        """
+        """Record the end of a trial that made its last report."""
 
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
             spec = self._spec
@@ -354,15 +326,7 @@ class EventWriter:
         lineage: Sequence[PbtPerturbation] | None = None,
         last: WorkerReport | None = None,
     ) -> None:
-        """Write a trial's end in one transaction with its final report.
-
-        Args:
-            number: The trial's number.
-            end_of: Returns the kind of end and its reason.
-            traceback: The exception's traceback, for a failed trial.
-            lineage: The PBT changes that the trial trained with; None: all that PBT decided.
-            last: The trial's final report; None if it is written already.
-        """
+        """Write a trial's end in one transaction with its final report."""
 
         def store() -> TrialRecord:
             if last is not None:
@@ -407,10 +371,6 @@ class WriteQueue(Generic[_T]):
     """Writes queued entries in a background thread, or in the thread that calls `flush`.
 
     After an error no further entry is written, and every call but `close` raises that error again.
-
-    Args:
-        write: Called with all queued entries, in order.
-        clock: Monotonic, in seconds.
     """
 
     def __init__(

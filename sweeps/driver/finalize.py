@@ -68,17 +68,7 @@ def finalize_attempt(
     abort_reason: RepeatedFailure | None,
     say: Callable[[str], None] = lambda _: None,
 ) -> SweepOutcome:
-    """Record the outcome in the sweep's own run, publish the best trial, and deliver records.
-
-    Args:
-        sweep: The open sweep.
-        interruption: Whether the driver must exit.
-        abort_reason: The repeated failure for which the sweep stopped itself; None otherwise.
-        say: Receives a few words about each slow step.
-
-    Returns:
-        The outcome that the command prints, with its exit code.
-    """
+    """Record the outcome in the sweep's own run, publish the best trial, and deliver records."""
     spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.front()
     num_searched = len(of_search(trials))
@@ -169,9 +159,6 @@ def _deliver(
 
     After an interruption, the wait ends before the grace period does. The next resume delivers
     the remaining records.
-
-    Returns:
-        How many records remain in the outbox.
     """
     say("delivering to the tracking store")
     started = time.monotonic()

@@ -73,13 +73,6 @@ class ProgressWatch:
     The heartbeat of a trial of several ranks is that of the first one. It may wait for the others
     besides, as long as ranks do before they give one up: so a lost rank is always known before the
     trial counts as hanging.
-
-    Args:
-        paths: The sweep, whose workers write their heartbeats to `control/`.
-        timeout: Allowed seconds without progress; `off`: no limit. None: 20 times the trial's
-            slowest activity of the same kind, but at least 10 minutes. The first activity of each
-            kind then has 6 hours.
-        clock: Monotonic, in seconds.
     """
 
     def __init__(
@@ -96,11 +89,7 @@ class ProgressWatch:
         self._with_ranks: set[int] = set()
 
     def look(self, numbers: Iterable[int]) -> list[Hang]:
-        """Return the trials that make no progress; later calls return them again until `end`.
-
-        Args:
-            numbers: The running trials.
-        """
+        """Return the trials that make no progress; later calls return them again until `end`."""
         passed = self._clock() - self._last
         if self._timeout == "off" or passed < _LOOK_SECONDS:
             return []
@@ -124,11 +113,7 @@ class ProgressWatch:
         return hangs
 
     def end(self, number: int) -> bool:
-        """Make a trial's worker write the stacks of its threads, then kill the worker.
-
-        Returns:
-            Whether the worker was alive.
-        """
+        """Make a trial's worker write the stacks of its threads, then kill the worker."""
         self._stamps.pop(number, None)
         stamp = self._stamp(number)
         if stamp is None or (process := _process(stamp)) is None:

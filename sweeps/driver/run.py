@@ -77,35 +77,7 @@ def run_sweep(
     expected: Mapping[str, Any] | None = None,
     tell: Callable[[SweepOutcome], None],
 ) -> None:
-    """Run a sweep to its end, or until it is interrupted.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec to run; for a resume, with the user's changes.
-        plan: Resources per trial and how many trials run at once.
-        machine: The resources for a local Ray, or the cluster to which this process is connected.
-        make_view: Makes the progress display.
-        new: Whether the sweep must not exist yet; otherwise it must exist.
-        origin: The code and data of its trials; None: unknown.
-        accept_changes: Resume although code, data or the meaning of values has changed.
-        extra: What to train besides the search.
-        grace: Seconds from the first signal until this process has ended. Trials have most of
-            this time to save their state.
-        offline: Contact no tracking server; all records stay in the outbox.
-        say: Receives a few words about each slow step.
-        warn: Receives warnings that need no action by the user.
-        notices: Receives messages for the user during an early shutdown; None: print none.
-        expected: What the sweep will probably take, for the ledger; None: unknown.
-        tell: Receives the outcome before the lock is released; signals can arrive during the call.
-
-    Raises:
-        SweepLockedError: Another driver holds the lock.
-        SweepExists: `new`, and the name is taken.
-        LockLost: The lock was removed or replaced while this driver ran.
-        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after the change would not be comparable.
-        UnknownDirectoryInTheWay: An unknown directory has the name that a new trial needs.
-    """
+    """Run a sweep to its end, or until it is interrupted."""
     notices = notices or ShutdownNotices()
     with (
         _acquired_lock(paths) as lock,
@@ -285,16 +257,7 @@ def make_signal_handler(
     grace: float,
     notices: ShutdownNotices,
 ) -> Interruption:
-    """Return the handler that acts on signals and stop requests.
-
-    Args:
-        paths: The sweep's directory.
-        lock: The sweep's lock, which this driver holds.
-        token: The lock's token, which tags this driver's processes.
-        requests: The stop requests from other processes.
-        grace: Seconds from the first signal until the process has ended.
-        notices: Receives what the user should know.
-    """
+    """Return the handler that acts on signals and stop requests."""
 
     def look() -> None:
         requests.look()
@@ -354,14 +317,6 @@ def exit_on_ray_loss(
     """Exit because the local Ray or the cluster is lost.
 
     Without this, Ray in this process waits for it and then ends the process.
-
-    Args:
-        paths: The sweep's directory.
-        lock: The sweep's lock, which this driver holds.
-        token: The lock's token, which tags this driver's processes.
-        interruption: Says whether a signal, which may have ended Ray as well, came first.
-        notices: Receives what the user should know.
-        cause: Why Ray counts as lost, for the message.
     """
     _exit(
         paths,

@@ -155,14 +155,7 @@ class SweepSession:
         return count_trials(self.spec.num_trials, trials, self.spec.repeats.seeds)
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
-        """Return a warning that the changes affect training and no trials remain.
-
-        Args:
-            before: The sweep's spec before the changes.
-
-        Returns:
-            None if trials remain, or if the changes do not affect training.
-        """
+        """Return a warning that the changes affect training and no trials remain."""
         changed = {key.partition(".")[0] for key in changes(before, self.spec)}
         if self.num_remaining or not changed & _OF_TRIALS:
             return None
@@ -181,15 +174,7 @@ class SweepSession:
         return f"no trials remain; the changes affect only new trials; {remedy}"
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
-        """Repair what an earlier driver left unfinished; also called for a new sweep.
-
-        Args:
-            warn: Receives sentences about lost runs and files.
-
-        Raises:
-            LedgerError: The ledger lost trials.
-            UnknownDirectoryInTheWay: An unknown directory has the name that a new trial needs.
-        """
+        """Repair what an earlier driver left unfinished; also called for a new sweep."""
         paths, spec, ledger = self.paths, self.spec, self.ledger
         if self.lost_runs is not None:
             warn(self.lost_runs)
@@ -262,25 +247,7 @@ def open_sweep(
     fence: Callable[[], None],
     warn: Callable[[str], None] = lambda _: None,
 ) -> SweepSession:
-    """Open a sweep, or create it.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec to run; for a resume, with the user's changes.
-        origin: The code and data of its trials.
-        new: Whether to create the sweep.
-        accept_changes: Resume although code, data or the meaning of values has changed.
-        extra: What to train besides the search.
-        max_workers: How many workers (ranks) a trial can have here; None: any number.
-        offline: Contact no tracking server; all records stay in the outbox.
-        fence: Called before each record; raises if another driver may run the sweep.
-        warn: Receives which trials run again, and why one may fail again.
-
-    Raises:
-        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after the change would not be comparable.
-        StorageError: The object store that has its checkpoints cannot be reached.
-    """
+    """Open a sweep, or create it."""
     ledger = open_ledger(
         paths,
         spec,
@@ -348,11 +315,7 @@ def _open_notifications(
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
-    """Queue for delivery the runs that the tracking store has lost, and describe them.
-
-    Returns:
-        A sentence for the user; None if no run is lost.
-    """
+    """Queue for delivery the runs that the tracking store has lost, and describe them."""
     trials = ledger.trials()
     try:
         found = lost_runs(paths, spec, trials, ledger.sweep_id, untagged_env())
@@ -381,22 +344,6 @@ def open_ledger(
 
     The ledger is created before the spec file. The spec file is the commit point: a sweep exists
     once that file exists.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec to run; for a resume, with the user's changes.
-        origin: The code and data of its trials.
-        new: Whether to create the sweep.
-        accepted: Whether the user accepts that code, data or the meaning of values has changed.
-        extra: What to train besides the search; the trials of a confirmation are added later.
-        max_workers: How many workers (ranks) a trial can have here; None: any number.
-        warn: Receives which trials run again, and why one may fail again.
-
-    Raises:
-        LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after the change would not be comparable.
-        SpecError: An unfinished trial has more workers than `max_workers`.
-        UserError: What is asked for besides the search cannot be trained.
     """
     planned = PlannedExtra()
     if new:
@@ -520,9 +467,6 @@ def _check_workers(
     """Refuse to resume where a trial would wait for ever, because it has too many workers.
 
     New trials of the search fit: the spec was checked.
-
-    Raises:
-        SpecError: The message names each such trial.
     """
     leaders = () if planned.confirm is None else planned.confirm.leaders
     trained = {*(one.number for one in planned.retries), *planned.finish, *leaders}
@@ -558,12 +502,7 @@ def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecor
 def _check_reported_trials(
     paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
 ) -> None:
-    """Refuse a configuration change if a trial would train again what it has reported.
-
-    Raises:
-        OriginChanged: A trial has made reports that it has not saved; the error names the
-            first such trial.
-    """
+    """Refuse a configuration change if a trial would train again what it has reported."""
     for trial in trials:
         if trial.finished or not trial.reports:
             continue

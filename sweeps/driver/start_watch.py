@@ -28,24 +28,14 @@ class NoWorkerStarts(BaseException):
 
 
 class StartWatch:
-    """Counts for how long trials have waited while none trains.
-
-    Args:
-        limit: The most seconds.
-        clock: Monotonic, in seconds.
-    """
+    """Counts for how long trials have waited while none trains."""
 
     def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
         self._last, self._waited = clock(), 0.0
 
     def look(self, trials: Iterable[Trial]) -> tuple[int, Failure] | None:
-        """Return the first trial that waits, and why the sweep stops, once the limit is passed.
-
-        Args:
-            trials: Those of Tune if none of them trains, or else none; called in each turn of
-                Tune's loop.
-        """
+        """Return the first trial that waits, and why the sweep stops, once the limit is passed."""
         passed, self._last = self._clock() - self._last, self._clock()
         waiting = [one.config["number"] for one in trials if one.status == Trial.PENDING]
         self._waited = self._waited + min(passed, _COUNTED_SECONDS) if waiting else 0.0

@@ -39,15 +39,7 @@ class NoDriverError(NotRunningError):
 
 
 class StopRequests:
-    """The stop requests that the driver has received.
-
-    Args:
-        paths: The sweep; its `control/` must not exist yet, and is created here.
-        token: The driver's token; requests to other drivers are ignored.
-
-    Raises:
-        FileExistsError: Another user's `control/` exists.
-    """
+    """The stop requests that the driver has received."""
 
     def __init__(self, paths: SweepPaths, token: str) -> None:
         self._directory = paths.control
@@ -72,12 +64,7 @@ class StopRequests:
 
 
 def request_stop(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
-    """Make workers save a checkpoint at their next step and stop.
-
-    Args:
-        paths: The sweep's directory.
-        numbers: Trials that end for good; None: all trials, which resume later.
-    """
+    """Make workers save a checkpoint at their next step and stop."""
     paths.control.mkdir(mode=0o700, exist_ok=True)
     for file in [paths.drain] if numbers is None else map(paths.stop, numbers):
         file.touch()
@@ -104,17 +91,7 @@ class StopResult:
 def stop_sweep(
     paths: SweepPaths, *, now: bool, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
-    """Request that a sweep's driver drains or exits immediately, and wait until it has exited.
-
-    Args:
-        paths: The sweep's directory.
-        now: Whether the driver exits immediately, without saving.
-        seconds: For how long to wait for a drain.
-        say: Receives a sentence about what this call waits for.
-
-    Raises:
-        NotRunningError: Another host runs the sweep; `NoDriverError` when no driver does.
-    """
+    """Request that a sweep's driver drains or exits immediately, and wait until it has exited."""
     status, holder = SweepStatus(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
     _write_request(paths, holder, _NOW if now else _DRAIN)
@@ -143,19 +120,7 @@ def stop_sweep(
 def stop_trial(
     paths: SweepPaths, number: int, *, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
-    """Request that a sweep's driver ends one trial, and wait until the ledger records the end.
-
-    Args:
-        paths: The sweep's directory.
-        number: The trial's number.
-        seconds: For how long to wait.
-        say: Receives a sentence about what this call waits for.
-
-    Raises:
-        NoDriverError: No driver runs the sweep.
-        NotRunningError: The trial has ended already, or another host runs the sweep.
-        UnknownTrial: There is no such trial.
-    """
+    """Request that a sweep's driver ends one trial, and wait until the ledger records the end."""
     status = SweepStatus(paths)
     record = status.record(number)
     if record.finished:

@@ -19,23 +19,14 @@ class _Count(NamedTuple):
 
 
 class TrialClock:
-    """Counts the training time of each trial; another thread may read it.
-
-    Args:
-        clock: Returns monotonic seconds.
-    """
+    """Counts the training time of each trial; another thread may read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: dict[int, _Count] = {}
 
     def start(self, number: int, *, before: float = 0.0) -> None:
-        """Count from now on.
-
-        Args:
-            number: The trial's number.
-            before: The seconds that earlier drivers have counted.
-        """
+        """Count from now on."""
         total = self.seconds(number)
         self._counts[number] = _Count(before if total is None else total, self._clock())
 

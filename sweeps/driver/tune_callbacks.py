@@ -99,23 +99,7 @@ class TrialMemoryReleaser(Callback):
 
 
 class TuneEventHandler(Callback):
-    """Queues a record of each event of a trial, and retries or ends trials whose worker is lost.
-
-    Args:
-        spec: The sweep.
-        paths: Where each trial's directory is.
-        ledger: Receives reports and ends.
-        recorder: Receives metrics, parameters, tags and files.
-        observer: Receives each trial's progress for the display.
-        fence: Called right before each write; raises if another driver may run the sweep.
-        on_step: Called once per turn of Tune's loop; the driver acts on signals there.
-        stop_reason: Returns why the scheduler stopped a trial.
-        would_stop: Returns where the scheduler would have stopped an exempt trial, and why.
-        node_died: Whether an actor was lost with the whole node on which it ran.
-        end_of_worker: How the process of a lost actor ended.
-        start_limit: Seconds within which a worker must start while nothing trains.
-        grace: Seconds within which a trial that the user stops must end.
-    """
+    """Queues a record of each event of a trial, and retries or ends trials of lost workers."""
 
     def __init__(
         self,
@@ -175,11 +159,7 @@ class TuneEventHandler(Callback):
         return self._failures.abort_reason
 
     def flush(self) -> None:
-        """Wait until every queued event is written.
-
-        Raises:
-            BaseException: The first error of a write, unchanged. Later events are not written.
-        """
+        """Wait until every queued event is written."""
         for number in list(self._final_reports):
             self._flush_last_report(number)
         self._queue.flush()
@@ -189,13 +169,7 @@ class TuneEventHandler(Callback):
         self._queue.close()
 
     def stop(self, number: int, reason: str, *, live: bool) -> None:
-        """End a trial for good: at its next step, or immediately if no worker trains it.
-
-        Args:
-            number: The trial's number.
-            reason: The reason, as the user reads it.
-            live: Whether Tune runs the trial.
-        """
+        """End a trial for good: at its next step, or immediately if no worker trains it."""
         self._fence()
         if live:
             self._stop_requested[number] = reason
@@ -224,11 +198,7 @@ class TuneEventHandler(Callback):
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Raise errors of the writer, act on signals and stop requests, and kill hung workers.
-
-        Raises:
-            NoWorkerStarts: Nothing trains, and Ray starts no worker.
-        """
+        """Raise errors of the writer, act on signals and stop requests, and kill hung workers."""
         del iteration, info
         self._queue.check()
         self._on_step()

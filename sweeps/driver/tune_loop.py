@@ -40,18 +40,7 @@ from trainable.metrics_file import CurveDamaged
 
 
 class TrialLoop:
-    """The scheduler, searcher, event handler and stop monitor of one session of Ray Tune.
-
-    Args:
-        plan: Resources per trial and how many trials run at once.
-        observer: Receives the progress of each trial.
-        interruption: Says whether the driver must stop, and how much time the trials have.
-        requests: Stop requests from other processes.
-        lock: Checked in every turn of Tune's loop and before every write. A driver that has lost
-            it writes nothing.
-        node_died: Whether an actor was lost with the whole node on which it ran.
-        start_limit: Seconds within which a worker must start while nothing trains.
-    """
+    """The scheduler, searcher, event handler and stop monitor of one session of Ray Tune."""
 
     def __init__(
         self,
@@ -120,11 +109,7 @@ class TrialLoop:
         )
 
     def run(self) -> RepeatedFailure | None:
-        """Run trials until none remain, or until the sweep stops.
-
-        Returns:
-            The repeated failure for which the sweep stopped itself; None for every other end.
-        """
+        """Run trials until none remain, or until the sweep stops."""
         try:
             self._run()
         except (_GraceExpired, NoWorkerStarts):

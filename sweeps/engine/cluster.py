@@ -73,15 +73,7 @@ class Cluster:
     def running(
         self, concurrency: int, lost: LossHandler
     ) -> Iterator[Callable[[Exception | None], bool]]:
-        """Watch the cluster while the context is open, and then end the driver's job.
-
-        Args:
-            concurrency: How many trials may wait for an actor at once.
-            lost: Called when the cluster is lost.
-
-        Yields:
-            `node_died`.
-        """
+        """Watch the cluster while the context is open, and then end the driver's job."""
         configure_tune(concurrency)
         with watched(self._find_loss, lost, disconnect):
             yield self.node_died
@@ -101,9 +93,6 @@ class Cluster:
         """Return whether an actor was lost with its node or with the whole cluster.
 
         Without a head, Ray reports actors as lost and does not report their nodes.
-
-        Args:
-            error: Ray's error about the end of the actor.
         """
         if self.health_error() is not None:
             return True
@@ -137,21 +126,6 @@ def connected(
     """Connect to a cluster and check its nodes, before a sweep is created.
 
     Must precede the first import of ray in a process.
-
-    Args:
-        address: The result of `find_address`.
-        root: The directory of all sweeps, which every node must see.
-        modules: The modules that trials import; those in the working directory are uploaded.
-        store: The prefix, `s3://...`, that every node must reach; None: checkpoints are below
-            the root.
-        hidden_env: Environment variables that are empty in workers.
-        tell: Receives a sentence about files that are not uploaded.
-        tell_last: Receives standard error and the reason, right before this process exits.
-
-    Raises:
-        ClusterRefused: The cluster cannot be reached or refuses the connection, or a node cannot
-            run trials.
-        ExitRequested: A signal arrived.
     """
     address = locate(address)
     set_cluster_env(loopback=is_loopback(address))
@@ -315,19 +289,7 @@ class CodePackage:
 
 
 def package_code(directory: Path, root: Path, modules: Iterable[str]) -> CodePackage | None:
-    """Choose the files to upload.
-
-    Args:
-        directory: The working directory of the command.
-        root: The directory of all sweeps, which every node sees already.
-        modules: The modules that trials import.
-
-    Returns:
-        None if no module is in the directory; installed packages are not uploaded.
-
-    Raises:
-        ClusterRefused: The files are too large or too many, or a module is excluded.
-    """
+    """Choose the files to upload."""
     names = [*modules]
     packages = {name.partition(".")[0] for name in names}
     if not any(PathFinder.find_spec(package, [str(directory)]) for package in packages):

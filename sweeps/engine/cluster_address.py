@@ -23,18 +23,7 @@ class ClusterRefused(ValueError):
 
 
 def find_address(given: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the address of the cluster that a command uses.
-
-    Args:
-        given: The value of `--address`, which has precedence over `RAY_ADDRESS`.
-        environ: Holds `RAY_ADDRESS`.
-
-    Returns:
-        `HOST:PORT` or `auto`; None for a local Ray (`local`, or no address).
-
-    Raises:
-        ClusterRefused: The address has another form.
-    """
+    """Return the address of the cluster that a command uses."""
     name, address = (
         ("--address", given) if given is not None else (VARIABLE, environ.get(VARIABLE))
     )
@@ -57,14 +46,7 @@ def find_address(given: str | None, environ: Mapping[str, str] = os.environ) -> 
 
 
 def locate(address: str) -> str:
-    """Return the address of a cluster's head, and check that this machine is a node.
-
-    Args:
-        address: The result of `find_address`.
-
-    Raises:
-        ClusterRefused: No process listens there, or no node of the cluster runs on this machine.
-    """
+    """Return the address of a cluster's head, and check that this machine is a node."""
     heads = heads_of_local_nodes()
     if address == _AUTO:
         if len(heads) != 1:

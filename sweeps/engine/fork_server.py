@@ -59,12 +59,7 @@ _exit_codes: dict[int, int] = {}
 
 
 def exit_code(pid: int, patience: float) -> int | None:
-    """Return a worker's exit code, negative for a signal; None if it is unknown.
-
-    Args:
-        pid: The worker's process id.
-        patience: Seconds to wait for the code: Ray may notice the end before the server does.
-    """
+    """Return a worker's exit code, negative for a signal; None if it is unknown."""
     if _ends is None:
         return None
     deadline = time.monotonic() + patience
@@ -82,10 +77,6 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
     """Run a fork server while the context is open, if the system supports it.
 
     An environment variable passes the server's address to Ray's workers.
-
-    Args:
-        threads: Threads of each worker's numerical libraries, which read the number on import.
-        hidden_env: Environment variables that must not reach a worker.
     """
     # Every user can read the name of a socket; other users cannot read the secret.
     address, server = f"gradsweep-{secrets.token_hex(16)}:{secrets.token_hex(16)}", None
@@ -160,13 +151,7 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
 
 
 class _Server:
-    """Forks a worker for each connection, and reports the worker's exit code over it.
-
-    Args:
-        listener: The socket that accepts connections.
-        address: The address with the secret that each request must contain.
-        ends: The pipe for each worker's exit code, which the driver reads.
-    """
+    """Forks a worker for each connection, and reports the worker's exit code over it."""
 
     def __init__(self, listener: socket.socket, address: str, ends: int) -> None:
         self._ends = ends

@@ -65,11 +65,7 @@ class NoRay(OSError):
 
 
 def configure(token: str) -> None:
-    """Set the environment variables of a local Ray and its workers; must precede its start.
-
-    Args:
-        token: The driver's token, which tags its processes.
-    """
+    """Set the environment variables of a local Ray and its workers; must precede its start."""
     set_ray_env()
     # Ray accepts every client with this token. A token that Ray generates itself would be stored
     # in a file that other users may read. Set once, because Ray keeps the first token it reads.
@@ -87,23 +83,7 @@ def running(
     lost: LossHandler,
     hidden_env: Iterable[str] = (),
 ) -> Iterator[Callable[[Exception | None], bool]]:
-    """Run a local Ray while the context is open; signals are handled while it starts.
-
-    Args:
-        token: As for `start`.
-        machine: As for `start`.
-        concurrency: As for `start`.
-        interruption: Says how much time the trials have left; if none is left, Ray is killed.
-        lost: Called when one of Ray's processes has ended, or does not run for some time.
-        hidden_env: As for `start`.
-
-    Yields:
-        A function to call when an actor was lost: it exits if Ray is lost, and returns False, as
-        no actor is lost with its node alone.
-
-    Raises:
-        NoRay: Ray could not be started.
-    """
+    """Run a local Ray while the context is open; signals are handled while it starts."""
     node, ours = _Node(), True
 
     def end() -> None:
@@ -161,7 +141,9 @@ class _Node:
     def find_loss(self) -> Loss | None:
         """Return which process has ended, or does not run."""
         loss = self._find_loss()
-        if self.ends:  # also if that began meanwhile; Ray needs 10 s after its processes are killed
+        if (
+            self.ends
+        ):  # also if that began meanwhile; Ray needs 10 s after its processes are killed
             return Loss("Ray is lost: its processes did not end", 3 * PATIENCE_SECONDS)
         if loss and self.address is None and (found := shortages()):  # why it could not start
             return loss._replace(cause=f"{loss.cause}; {'; '.join(found)}")
@@ -209,21 +191,7 @@ def start(
     hidden_env: Iterable[str] = (),
     started: Callable[[str, Popen[bytes]], None] = lambda *_: None,
 ) -> bool:
-    """Start a local Ray, unless this process has one already.
-
-    Args:
-        token: The driver's token.
-        machine: The CPUs and GPUs that Ray may use.
-        concurrency: How many trials may wait for an actor at once.
-        hidden_env: Environment variables that are empty in workers.
-        started: Receives the kind and the process of each process of Ray when it starts.
-
-    Returns:
-        Whether this call started Ray; the caller then stops it.
-
-    Raises:
-        NoRay: Ray could not be started.
-    """
+    """Start a local Ray, unless this process has one already."""
     configure_tune(concurrency)
     import ray
 

@@ -36,20 +36,7 @@ _DRIVER_FILE = "driver"
 def check_nodes(
     nodes: Mapping[str, Mapping[str, Any]], root: Path, store: str | None = None
 ) -> list[Machine]:
-    """Check every node on which a trial may run.
-
-    Args:
-        nodes: Ray's description of each node, by its id.
-        root: The directory of all sweeps; created for the time of the check if missing.
-        store: The prefix of the checkpoints in an object store; None: checkpoints are below root.
-
-    Returns:
-        The resources of each node.
-
-    Raises:
-        ClusterRefused: A node does not answer, has another version, does not see the root, or
-            does not reach the store. The message names each such node.
-    """
+    """Check every node on which a trial may run."""
     checked = {
         node: info for node, info in nodes.items() if {"CPU", "GPU"} & info["Resources"].keys()
     }
@@ -78,13 +65,7 @@ def check_nodes(
 
 
 def fault_of(answer: Mapping[str, Any] | str, ours: str, root: Path) -> str | None:
-    """Return the fault that a node's answer shows, with a remedy; None if it shows none.
-
-    Args:
-        answer: The result of the check on the node, or why there is none.
-        ours: The version of this process.
-        root: The directory of all sweeps, for the message.
-    """
+    """Return the fault that a node's answer shows, with a remedy; None if it shows none."""
     if isinstance(answer, str):
         return f"{answer}; every node must be able to run a trial; repair or remove the node"
     theirs = answer["version"]
@@ -105,10 +86,6 @@ def store_fault(prefix: str, version: str) -> str | None:
     """Return why a trial cannot save checkpoints below a prefix, with a remedy; None if it can.
 
     Runs on a node, in the environment that its trials have.
-
-    Args:
-        prefix: Such as `s3://bucket/sweeps`.
-        version: The version of Gradsweep, for the message.
     """
     from trainable.storage.objects import StoreUnusable, probe
 

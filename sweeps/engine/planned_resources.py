@@ -44,19 +44,7 @@ def planned_resources(
     step: StepMemory | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> PlannedResources:
-    """Plan for this machine, or for the smallest cluster of a trial that it cannot hold.
-
-    Args:
-        spec: The sweep.
-        machine: This machine.
-        step: The measured GPU memory of a trial; None: not measured.
-        environ: Holds `RAY_ADDRESS`.
-
-    Raises:
-        ResourceError: This machine cannot hold one worker of a trial, and no cluster is named; or
-            no cluster could hold all of them.
-        ClusterRefused: `RAY_ADDRESS` is no address.
-    """
+    """Plan for this machine, or for the smallest cluster of a trial that it cannot hold."""
     is_named = find_address(None, environ) is not None
 
     def plan_on(nodes: Sequence[Machine]) -> ResourcePlan:

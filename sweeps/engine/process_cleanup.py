@@ -53,11 +53,7 @@ def untagged_env() -> dict[str, str]:
 
 
 def claim_scratch(token: str) -> IO[str]:
-    """Create a driver's directory.
-
-    Returns:
-        The locked file that proves that the driver is alive; keep it open until the driver ends.
-    """
+    """Create a driver's directory."""
     # Create the directory under another name, lock its file, and rename it, so that a directory
     # of the final name always has a locked file. Before the lock is held, another process may
     # consider this driver dead and remove the directory; the loop then tries again.
@@ -108,14 +104,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def clean_up_dead_drivers(*known: str) -> tuple[int, int]:
-    """End the processes of all dead drivers of this user, and remove their files.
-
-    Args:
-        known: Tokens of drivers that are known to be dead, whose directories may be gone.
-
-    Returns:
-        How many drivers had left processes or files, and how many processes were ended.
-    """
+    """End the processes of all dead drivers of this user, and remove their files."""
     tokens = {*dead_drivers(), *_remove_unfinished()}
     ended = {token: end_orphans(token) for token in tokens | {token[:_DIGITS] for token in known}}
     return sum(1 for token, count in ended.items() if count or token in tokens), sum(
@@ -124,11 +113,7 @@ def clean_up_dead_drivers(*known: str) -> tuple[int, int]:
 
 
 def find_orphans(token: str) -> list[psutil.Process]:
-    """Return the live processes, other than this one, that are tagged with a driver's token.
-
-    Args:
-        token: The token, or its first digits.
-    """
+    """Return the live processes, other than this one, that are tagged with a driver's token."""
     scratch = f"{scratch_directory(token)}{os.sep}"
     found = []
     for process in psutil.process_iter():
@@ -141,11 +126,7 @@ def find_orphans(token: str) -> list[psutil.Process]:
 
 
 def end_orphans(token: str) -> int:
-    """End a dead driver's processes by SIGTERM, then by SIGKILL, and remove their files.
-
-    Returns:
-        How many processes there were.
-    """
+    """End a dead driver's processes by SIGTERM, then by SIGKILL, and remove their files."""
     orphans = find_orphans(token)
     for process in orphans:
         _signal(process, force=False)

@@ -40,16 +40,7 @@ LossHandler = Callable[[str], NoReturn]
 def watched(
     find_loss: Callable[[], Loss | None], lost: LossHandler, disconnect: Callable[[], None]
 ) -> Iterator[Callable[[], None]]:
-    """Watch Ray while the context is open, and then disconnect from it.
-
-    Args:
-        find_loss: Returns why no trial can run now; None if trials can run.
-        lost: Called once, when Ray is lost.
-        disconnect: Ends this process' use of Ray; may hang if Ray is lost.
-
-    Yields:
-        A function that exits at once if no trial can run now, and otherwise does nothing.
-    """
+    """Watch Ray while the context is open, and then disconnect from it."""
     over, once = threading.Event(), threading.Lock()
 
     def leave(cause: str) -> NoReturn:

@@ -37,26 +37,14 @@ _SHARES = 10_000  # Ray counts resources in ten-thousandths
 
 
 class ResourceError(UserError):
-    """A trial requests more than any machine has, and would never start.
-
-    Args:
-        path: Where the spec requests it.
-        message: Value, rule and remedy.
-    """
+    """A trial requests more than any machine has, and would never start."""
 
     def __init__(self, *path: str, message: str) -> None:
         super().__init__([Issue(path, message)])
 
 
 class GroupTooLarge(ResourceError):
-    """The nodes hold one worker of a trial, and not all of them.
-
-    Args:
-        path: As of `ResourceError`.
-        what: The value and what holds it not, the first part of the message.
-        rest: Rule and remedy.
-        fitting: How many workers the nodes hold.
-    """
+    """The nodes hold one worker of a trial, and not all of them."""
 
     def __init__(self, *path: str, what: str, rest: str, fitting: int) -> None:
         super().__init__(*path, message=f"{what}; {rest}")
@@ -82,11 +70,7 @@ class Machine:
 
     @classmethod
     def probe(cls, environ: Mapping[str, str] | None = None) -> Machine:
-        """Return the resources of this machine; takes milliseconds.
-
-        Args:
-            environ: Holds `CUDA_VISIBLE_DEVICES`; default: the process environment.
-        """
+        """Return the resources of this machine; takes milliseconds."""
         environ = os.environ if environ is None else environ
         memory = psutil.virtual_memory().total
         limit = _cgroup_memory(Path("/sys/fs/cgroup"))
@@ -206,22 +190,7 @@ def plan(
     *,
     workers: tuple[int, int] | None = None,
 ) -> ResourcePlan:
-    """Plan the resources of each trial on this machine, or on the nodes of a cluster.
-
-    Args:
-        resources: The resources that one trial requests.
-        trials: How many trials the sweep has, and so the most that can run at once.
-        concurrency: The spec's limit; None: as many as fit.
-        machine: One machine, or every node.
-        step: The measured GPU memory of a trial, which limits how many share a GPU with
-            `gpu: auto`; None: not measured.
-        workers: The fewest and the most workers of a trial, if the number is searched; None: all
-            trials have those of `resources`.
-
-    Raises:
-        GroupTooLarge: The nodes together hold no whole trial, and one worker of it.
-        ResourceError: No node holds one worker.
-    """
+    """Plan the resources of each trial on this machine, or on the nodes of a cluster."""
     nodes = [machine] if isinstance(machine, Machine) else list(machine)
     cpu = resources.cpu
     least, largest_group = workers or (resources.workers, resources.workers)
@@ -263,11 +232,7 @@ def plan(
 
 
 def _num_fitting(nodes: Sequence[Machine], cpu: float, gpu: float, part: str) -> int:
-    """Return how many workers the nodes hold at once.
-
-    Raises:
-        ResourceError: No node holds one; `part` says of what it is one.
-    """
+    """Return how many workers the nodes hold at once."""
     if gpu and not any(_fit(node, 0, gpu) for node in nodes):
         largest = max(nodes, key=lambda node: len(node.gpus))
         fix = (
@@ -318,17 +283,7 @@ def _range(least: int, most: int) -> str:
 
 
 def share_of_gpu(needed: int, total: int, wanted: int) -> float:
-    """Return the share with which up to `wanted` processes share a GPU equally.
-
-    Args:
-        needed: Memory that each process needs, in bytes.
-        total: The GPU's memory in bytes.
-        wanted: How many processes would share it if memory did not matter, at least 1.
-
-    Returns:
-        1 / n, rounded down to Ray's unit, so that n shares never exceed the GPU. Here n is the
-        largest number up to `wanted` that gives each process enough memory; 1 if none does.
-    """
+    """Return the share with which up to `wanted` processes share a GPU equally."""
     least = max(1, -(-needed * _SHARES // total))  # rounded up
     sharing = max(1, min(wanted, _SHARES // least))
     return (_SHARES // sharing) / _SHARES
@@ -345,11 +300,7 @@ def usable_cpus() -> int:
 
 
 def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA would show to this process.
-
-    Args:
-        visible: The value of `CUDA_VISIBLE_DEVICES`; None if it is not set.
-    """
+    """Return the GPUs that CUDA would show to this process."""
     import pynvml
 
     try:
@@ -385,11 +336,6 @@ def select_visible(
     """Apply `CUDA_VISIBLE_DEVICES` as CUDA does.
 
     The first entry that matches no GPU ends the list. If a GPU is listed twice, CUDA shows none.
-
-    Args:
-        found: Unique id and GPU, in the order of the GPU driver.
-        visible: Indices, or unique ids or their beginnings, separated by commas; None: all.
-        instances: The MIG instances in `visible`, by unique id.
     """
     if visible is None:
         return tuple(gpu for _, gpu in found)

@@ -44,15 +44,7 @@ def exit_on_signal() -> Iterator[None]:
 
 
 class Interruption:
-    """Turns signals into a state that a loop can check.
-
-    Args:
-        on_first: Called in a thread by the first signal or `drain`.
-        on_last: Called in a thread by the second signal, or shortly before the grace period ends;
-            should exit the process.
-        grace: Seconds from the first signal until the process must have ended.
-        look: Called a few times a second in that thread; may call `drain`.
-    """
+    """Turns signals into a state that a loop can check."""
 
     def __init__(
         self,

@@ -287,15 +287,7 @@ def make_plan(
     memory: int | None,
     disk_free: int | None = None,
 ) -> SweepPlan:
-    """Return what a new sweep will take.
-
-    Args:
-        spec: The sweep.
-        resources: The resources of each trial, and how many run at once.
-        facts: What its first batches showed.
-        memory: The machine's memory in bytes; None on a cluster.
-        disk_free: The bytes free where the sweep will be; None if unknown.
-    """
+    """Return what a new sweep will take."""
     epochs, trials, rule = spec.budget.reports, spec.max_runs, spec.early_stopping.rule
     epoch_seconds, start_seconds = None, _START_SECONDS + facts.build_seconds
     if facts.step_seconds is not None:
@@ -397,13 +389,7 @@ class RankSizes:
     def of(
         cls, config: TrialConfig, facts: TaskFacts, *, fewest: int | None = None
     ) -> RankSizes | None:
-        """Return the sizes of a trial; None if it is one process, or a loop of the user's own.
-
-        Args:
-            config: The trial; where the number of ranks is searched, one with the most.
-            facts: What its first batches showed.
-            fewest: The fewest ranks of a trial; None: all have as many.
-        """
+        """Return the sizes of a trial; None if it is one process, or a loop of the user's own."""
         if config.workers == 1 or facts.own_loop:
             return None
         return cls(

@@ -40,11 +40,7 @@ class LimitTooSmall(ValueError):
 
 
 def check_limits() -> None:
-    """Raise the soft limit on open files, and check the limits that Ray requires.
-
-    Raises:
-        LimitTooSmall: A local Ray would not start.
-    """
+    """Raise the soft limit on open files, and check the limits that Ray requires."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _LEAST["RLIMIT_NOFILE"][1]:
         allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)

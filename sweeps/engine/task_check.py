@@ -43,16 +43,7 @@ _SECONDS_TO_END = 5.0
 
 
 class TaskRefused(UserError):
-    """The task cannot be loaded, or cannot be trained as configured.
-
-    Args:
-        spec: The sweep.
-        key: The key of a trial's configuration; if it is searched, the error is located in the
-            space.
-        message: Value, rule and remedy.
-        raised: Whether the task's own code raised an exception or ended the process; a traceback
-            then says more than the message.
-    """
+    """The task cannot be loaded, or cannot be trained as configured."""
 
     def __init__(self, spec: SweepSpec, key: str, message: str, *, raised: bool = False) -> None:
         self.raised = raised
@@ -147,17 +138,6 @@ class TaskInspector:
     With `gpu: auto` and trials that share GPUs, the child also takes two steps of the largest
     known trial to measure its GPU memory. The child starts immediately; `facts` waits for its
     answer, so that the caller can work meanwhile.
-
-    Args:
-        spec: The sweep.
-        plan: The resources of each trial, as far as known before the measurement; None: a single
-            run outside a sweep.
-        thorough: Whether to check the task's whole contract.
-        resumed: Whether the sweep has begun.
-        whole_steps: Whether to measure steps with the optimizer's update, which takes longer.
-
-    Raises:
-        TaskRefused: There is no such task; this needs no child process.
     """
 
     def __init__(
@@ -214,11 +194,7 @@ class TaskInspector:
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def facts(self) -> TaskFacts:
-        """Wait for the child's answer.
-
-        Raises:
-            TaskRefused: The task cannot be loaded or trained as configured.
-        """
+        """Wait for the child's answer."""
         printed, stderr = self._communicate()
         try:
             answer, *measured = [json.loads(line) for line in printed.splitlines()]
@@ -345,12 +321,7 @@ def _weight(key: str, value: object) -> float:
 
 
 def check_names(spec: SweepSpec) -> None:
-    """Check, without importing the task, that its module exists and that no names clash.
-
-    Raises:
-        TaskRefused: The module is missing, or Python would import another module instead of it or
-            of a module that it imports.
-    """
+    """Check, without importing the task, that its module exists and that no names clash."""
     _check_name(spec, "task.name", spec.task.name)
     for key, name in spec.own_names:
         _check_name(spec, key, name)

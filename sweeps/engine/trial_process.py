@@ -28,11 +28,6 @@ def group_of(
     """Return the resources of a trial for Tune, which places them as one group.
 
     It is here and not in the driver, because Tune has it with the class: workers import it.
-
-    Args:
-        bundle: The resources of each of its workers.
-        strategy: How Ray places bundles on several nodes.
-        suggestion: What the searcher suggested.
     """
     workers = suggestion["workers"]
     return tune.PlacementGroupFactory(

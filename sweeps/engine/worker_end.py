@@ -53,11 +53,7 @@ class WorkerEnd(NamedTuple):
 
 
 def end_of_worker(error: BaseException | None) -> WorkerEnd:
-    """Return how a lost worker ended.
-
-    Args:
-        error: Ray's error about the lost actor.
-    """
+    """Return how a lost worker ended."""
     rank = _lost_rank(error)
     if _SILENT_RANK.search(str(error)):
         return WorkerEnd("because it did not answer in time", "", rank)

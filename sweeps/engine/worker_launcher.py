@@ -60,16 +60,7 @@ def peer(connection: socket.socket) -> int:
 
 
 def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
-    """Read the request that `_ask` sent.
-
-    Args:
-        connection: The launcher's connection.
-        streams: Receives the worker's three streams, even if this call raises.
-
-    Raises:
-        OSError: The launcher has ended.
-        ValueError: The request is incomplete or not a request.
-    """
+    """Read the request that `_ask` sent."""
     head, received, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     streams += received
     length, body = int.from_bytes(head, "big"), b""
@@ -87,15 +78,7 @@ def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
 def _ask(
     connection: socket.socket, address: str, command: list[str], added: dict[str, str]
 ) -> int:
-    """Request a worker from the fork server, and wait until it ends.
-
-    Returns:
-        The worker's exit code; that of SIGKILL if the server ended first, which kills the worker.
-
-    Raises:
-        OSError: No worker was forked: the server has ended, does not answer, is another user's, or
-            could not fork.
-    """
+    """Request a worker from the fork server, and wait until it ends."""
     connection.settimeout(_SECONDS_TO_FORK)
     connection.connect(socket_name(address))
     if peer(connection) != os.geteuid():

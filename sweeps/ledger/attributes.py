@@ -135,11 +135,7 @@ def _exemption_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def trial_fields(
     suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None = None
 ) -> dict[str, Any]:
-    """Return a trial's fields from its stored parameters and user attributes.
-
-    Args:
-        completed: When Optuna recorded its end, in the local time of the driver's host.
-    """
+    """Return a trial's fields from its stored parameters and user attributes."""
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
     lineage = tuple(PbtPerturbation(*one) for one in attributes.get(LINEAGE, ()))
@@ -195,12 +191,7 @@ def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
 def compared_values(
     attributes: Mapping[str, Any], intermediate: Mapping[int, float]
 ) -> Mapping[int, Value]:
-    """Return what each report of a trial brought, as stopping rules receive it.
-
-    Args:
-        attributes: The trial's user attributes, which have the reports of several metrics.
-        intermediate: Optuna's values by epoch, which are the reports of a single metric.
-    """
+    """Return what each report of a trial brought, as stopping rules receive it."""
     if intermediate:
         return intermediate
     return {epoch: tuple(values) for epoch, values in reports_in(attributes).items()}

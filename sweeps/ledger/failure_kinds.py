@@ -27,10 +27,6 @@ def is_of_parameters(reason: str, searched: Collection[str]) -> bool:
 
     A loss that diverges and memory that does not suffice are such failures, and so is a refused
     value of a key that is searched. All trials have the other keys in common.
-
-    Args:
-        reason: Why it failed.
-        searched: The keys of the space.
     """
     kind, _, message = reason.partition(": ")
     return kind in PARAMETER_FAILURES or (

@@ -69,11 +69,6 @@ class Ledger(StudyTrials):
     `LedgerError` when the database cannot be used. Methods that write may raise `LockLost`:
     another driver has acquired the sweep's lock. Methods may be called from any thread; a mutex
     serializes them.
-
-    Args:
-        location: The ledger's file.
-        study: The opened study.
-        storage: The storage below the study.
     """
 
     def __init__(
@@ -101,19 +96,7 @@ class Ledger(StudyTrials):
         select: Select = "checkpoint",
         repeats: Repeats | None = None,
     ) -> Ledger:
-        """Create an empty ledger.
-
-        Args:
-            path: The ledger's SQLite file.
-            mode: Whether less or more of the metric is better; one mode for each of several
-                metrics.
-            sweep_id: The sweep's identity, by which tracking finds its runs again.
-            select: What the values of its trials are.
-            repeats: How many seeds each configuration gets; None: one.
-
-        Raises:
-            LedgerError: There is a ledger already.
-        """
+        """Create an empty ledger."""
         modes = [mode] if isinstance(mode, str) else mode
         directions = [
             StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
@@ -141,14 +124,7 @@ class Ledger(StudyTrials):
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Open an existing ledger. A damaged ledger stays unchanged.
-
-        Args:
-            path: The ledger's SQLite file.
-
-        Raises:
-            LedgerError: There is no ledger, or it is not readable.
-        """
+        """Open an existing ledger. A damaged ledger stays unchanged."""
         location = LedgerFile(path)
         with translate_errors(location):
             # Check this first: Optuna would create its tables in a file that lost them.
@@ -172,11 +148,6 @@ class Ledger(StudyTrials):
         """Create the next trial of the search, with its parameters, in one transaction.
 
         With several seeds, it is the first seed of a configuration.
-
-        Args:
-            suggestion: Its parameters.
-            exempt: Whether it is exempt from early stopping.
-            place: Its place among the trials of the search; None: its number.
         """
         first = role_attributes("search", None, 0) if self.repeats is not None else {}
         known = {EXEMPT: exempt or None, PLACE: place, PRIORS: suggestion.priors}
@@ -197,12 +168,6 @@ class Ledger(StudyTrials):
 
         Optuna never changes a trial that has ended: a pruned trial stays pruned. The new trial
         has no notes of a sampler, because no sampler suggested it.
-
-        Args:
-            role: Why it exists; not `search`.
-            origin: The number of the other trial.
-            seed_index: The position of its common seed; None: it has the seed of its origin.
-            split: Whether that seed also decides how the task splits the data.
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
@@ -237,11 +202,7 @@ class Ledger(StudyTrials):
 
     @in_transaction
     def start(self, number: int) -> int:
-        """Increment a trial's number of attempts.
-
-        Returns:
-            The attempt's number, from 1.
-        """
+        """Increment a trial's number of attempts."""
         trial = self._storage.get_trial(self._id(number))
         attempts = int(trial.user_attrs.get("attempts", 0)) + 1
         self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
@@ -259,15 +220,7 @@ class Ledger(StudyTrials):
     def report(
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
     ) -> None:
-        """Record the metrics after an epoch. A repeated epoch keeps its first report.
-
-        Args:
-            number: The trial's number.
-            epoch: Epochs completed.
-            step: Optimizer steps taken.
-            value: The (first) metric.
-            others: The sweep's other metrics.
-        """
+        """Record the metrics after an epoch. A repeated epoch keeps its first report."""
         self.report_all(number, [LedgerReport(epoch, step, value, others)])
 
     @in_transaction
@@ -342,13 +295,7 @@ class Ledger(StudyTrials):
 
     @in_transaction
     def mutate(self, epoch: int, mutations: Mapping[int, PbtPerturbation]) -> None:
-        """Store PBT's decision at an epoch in one transaction.
-
-        Args:
-            epoch: The epoch at which all members wait.
-            mutations: By trial number, the donor and the parameters of each member that exploits.
-                The other members resume unchanged.
-        """
+        """Store PBT's decision at an epoch in one transaction."""
         for number, mutation in mutations.items():
             lineage = [*self.trial(number).lineage, mutation]
             self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
@@ -378,17 +325,6 @@ class Ledger(StudyTrials):
 
         A complete trial's value is that of `value_of`. With several metrics, all values come from
         one report.
-
-        Args:
-            number: The trial's number.
-            ending: How the trial ended.
-            reason: The reason, in one sentence.
-            traceback: The exception's traceback.
-            lineage: The mutations that the trial trained with; None: all that PBT decided.
-            seconds: For how long workers trained it; None: as stored before.
-
-        Returns:
-            The finished trial.
         """
         record = self.trial(number)
         if record.finished:
@@ -423,12 +359,6 @@ class Ledger(StudyTrials):
 
         Reports after the one from which it continues are deleted: they are made again, perhaps by
         other code. Number, parameters, attempts and training time stay.
-
-        Args:
-            number: The trial's number.
-            attempt: The attempt that failed.
-            reopened: What is to be done before the trial may train; see `store_reopened`.
-            steps: The optimizer steps of the reports that stay, by epoch.
         """
         trial, last = self._storage.get_trial(self._id(number)), attempt.continued_at
         if trial.state != TrialState.FAIL:

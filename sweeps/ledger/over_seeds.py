@@ -134,12 +134,7 @@ def configurations(trials: Iterable[Seed]) -> dict[int, list[Seed]]:
 
 
 def state_of(states: Sequence[str], seeds: int) -> str:
-    """Return how a configuration stands; see `OverSeeds.state`.
-
-    Args:
-        states: The states of its seeds so far.
-        seeds: How many seeds it gets.
-    """
+    """Return how a configuration stands; see `OverSeeds.state`."""
     if any(state in ("waiting", "running") for state in states):
         return "running"
     for state in ("failed", "pruned"):
@@ -163,13 +158,6 @@ def next_seed(trials: Iterable[Seed], seeds: int) -> tuple[int, int] | None:
 
     A further seed starts once the first one has trained to its end, so that early stopping saves
     all seeds of a bad configuration but one. The rest may then run in parallel.
-
-    Args:
-        trials: All trials of the sweep.
-        seeds: How many seeds each configuration gets.
-
-    Returns:
-        None while no configuration waits for one.
     """
     for number, mine in configurations(trials).items():
         states = [trial.state for trial in mine]
@@ -192,12 +180,7 @@ def origins(trials: Iterable[SeedTrial]) -> dict[int, int]:
 
 
 def weights_of(trial: Seed, trials: Sequence[Seed]) -> Seed:
-    """Return the trial whose checkpoint stands for a configuration; see `OverSeeds.typical`.
-
-    Args:
-        trial: The first trial of a configuration, or another trial, which stands for itself.
-        trials: All trials of the sweep, by their numbers.
-    """
+    """Return the trial whose checkpoint stands for a configuration; see `OverSeeds.typical`."""
     return trial if trial.over_seeds is None else trials[trial.over_seeds.typical()]
 
 
@@ -216,12 +199,7 @@ def alone(trial: Seed) -> Seed:
 
 
 def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
-    """Return the trials; the first seed of each configuration has the configuration's value.
-
-    Args:
-        trials: All trials of a sweep, by their numbers.
-        repeats: How many seeds each configuration gets; None: one, and nothing changes.
-    """
+    """Return the trials; the first seed of each configuration has the configuration's value."""
     if repeats is None:
         return list(trials)
     found = list(trials)

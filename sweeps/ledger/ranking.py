@@ -37,12 +37,6 @@ def value_of(
 
     This is the one definition for every view, for the checkpoint that is exported, and for what
     Optuna receives when a trial is complete.
-
-    Args:
-        reports: The value of each metric after each reported epoch.
-        minimize: Whether less of the first metric is better.
-        select: `checkpoint`: the report with the best first value. `final`: the last report, if
-            it is finite.
     """
     if select == "checkpoint":
         return best_reports(reports, minimize=minimize)
@@ -61,9 +55,6 @@ def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
     Every view, every export and the tags in MLflow use this definition. With one metric, the best
     trial is the first in `ranking`. With several metrics, the Pareto front holds the trials of
     `ranking` that no other dominates.
-
-    Args:
-        minimizes: For each metric, whether less is better.
     """
     ranked = ranking(trials, minimize=minimizes[0])
     if len(minimizes) == 1:

@@ -51,15 +51,7 @@ _IS_REPORT = f"key GLOB '{REPORT}*'"
 
 
 class LedgerReader:
-    """A snapshot of a ledger. The time to read it does not depend on the length of the curves.
-
-    Args:
-        path: The ledger's SQLite file.
-
-    Raises:
-        LedgerError: There is no ledger, it cannot be read, or a release of Optuna with other
-            tables wrote it.
-    """
+    """A snapshot of a ledger. The time to read it does not depend on the length of the curves."""
 
     def __init__(self, path: Path) -> None:
         self._location = LedgerFile(path)
@@ -109,11 +101,7 @@ class LedgerReader:
         return best[0] if len(best) == 1 else None
 
     def records(self) -> list[TrialRecord]:
-        """Return all trials with their curves.
-
-        Raises:
-            LedgerError: The ledger can no longer be read.
-        """
+        """Return all trials with their curves."""
         curves = self.all_reports()
         several = len(self.minimizes) > 1
         return [
@@ -126,11 +114,7 @@ class LedgerReader:
         ]
 
     def warm_start(self) -> dict[str, Any] | None:
-        """Return the stored trials of earlier sweeps, in the form of `WarmStart.to_data`.
-
-        Raises:
-            LedgerError: The ledger can no longer be read.
-        """
+        """Return the stored trials of earlier sweeps, in the form of `WarmStart.to_data`."""
         with self._location.reading() as db:
             text = _one(
                 db.execute(tables.STUDY_SYSTEM_ATTRIBUTE_QUERY, {**self._study, "key": WARM_START})
@@ -138,22 +122,14 @@ class LedgerReader:
         return None if text is None else json.loads(text)
 
     def reports(self) -> dict[int, dict[int, float]]:
-        """Return the (first) metric after each reported epoch, by trial.
-
-        Raises:
-            LedgerError: The ledger can no longer be read.
-        """
+        """Return the (first) metric after each reported epoch, by trial."""
         return {
             number: {epoch: values[0] for epoch, values in curve.items()}
             for number, curve in self.all_reports().items()
         }
 
     def all_reports(self) -> dict[int, dict[int, tuple[float, ...]]]:
-        """Return the values of all metrics after each reported epoch, by trial.
-
-        Raises:
-            LedgerError: The ledger can no longer be read.
-        """
+        """Return the values of all metrics after each reported epoch, by trial."""
         found: dict[int, dict[int, tuple[float, ...]]] = {t.number: {} for t in self.trials}
         with self._location.reading() as db:
             for number, epoch, values in self._reported(db):
@@ -162,11 +138,7 @@ class LedgerReader:
         return found
 
     def reports_of(self, number: int) -> dict[int, float] | dict[int, Sequence[float]]:
-        """Return one trial's reports: a number each, or a list for several metrics.
-
-        Raises:
-            LedgerError: The ledger can no longer be read.
-        """
+        """Return one trial's reports: a number each, or a list for several metrics."""
         with self._location.reading() as db:
             found = {epoch: values for _, epoch, values in self._reported(db, number)}
         return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
@@ -244,20 +216,12 @@ class LedgerReader:
 
 
 def _number(value: Any) -> float | None:
-    """Return a column's value as a number; SQLite stores any type in any column.
-
-    Raises:
-        ValueError: The value is not a number.
-    """
+    """Return a column's value as a number; SQLite stores any type in any column."""
     return None if value is None else float(value)
 
 
 def _check_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Check that the tables have the version that this release reads.
-
-    Raises:
-        LedgerError: They have another version.
-    """
+    """Check that the tables have the version that this release reads."""
     ((number, library),) = db.execute(tables.VERSION_QUERY)
     ((revision,),) = db.execute(tables.REVISION_QUERY)
     if (number, revision) != tables.SCHEMA:
@@ -271,15 +235,7 @@ def _check_tables(db: sqlite3.Connection, path: Path) -> None:
 def _typed(
     rows: Iterable[tuple[Any, ...]], *types: type | tuple[type, ...]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows and check the type of each value: SQLite stores any type in any column.
-
-    Args:
-        rows: A query's result.
-        types: The expected type of each column.
-
-    Raises:
-        ValueError: A value has another type.
-    """
+    """Yield the rows and check the type of each value: SQLite stores any type in any column."""
     for row in rows:
         for value, expected in zip(row, types, strict=True):
             if not isinstance(value, expected):

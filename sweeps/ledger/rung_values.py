@@ -23,14 +23,7 @@ NOT_FINITE = (math.nan,)
 def values_by(
     reports: Mapping[int, Value], rung: int, *, minimize: bool, select: Select
 ) -> tuple[float, ...]:
-    """Return the values of a training that has reached a rung, or ended before it; `NOT_FINITE`.
-
-    Args:
-        reports: What each report brought, by epoch.
-        rung: An epoch.
-        minimize: Whether less of the first metric is better.
-        select: As in `value_of`.
-    """
+    """Return the values of a training that reached a rung, or ended before it; `NOT_FINITE`."""
     so_far = {epoch: all_values(one) for epoch, one in reports.items() if epoch <= rung}
     return value_of(so_far, minimize=minimize, select=select) or NOT_FINITE
 
@@ -42,10 +35,6 @@ def values_over_seeds(
 
     Each seed has its own best report, as in the value of an ended configuration. The best of a
     curve over seeds would be another number.
-
-    Args:
-        every: The values of each seed, at least one.
-        combine: Returns one number for several seeds.
     """
     if not all(map(is_finite, every)):
         return NOT_FINITE
@@ -59,13 +48,6 @@ def is_cut_off(
 
     So does a request, and the end of a budget that was shorter than today's. A trial that ended
     by patience, or whose own loop ended, has trained to its end under any budget.
-
-    Args:
-        complete: Whether it trained to its end.
-        reason: Why it ended.
-        last: Its last report.
-        budget: The reports of a full training.
-        earlier: Those under which its sweep has trained.
     """
     if not complete:
         return is_by_request(reason)

@@ -25,11 +25,7 @@ _COMPUTES = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 
 
 class LedgerFile:
-    """A ledger's SQLite database. `str` returns the name that messages use.
-
-    Args:
-        path: The file.
-    """
+    """A ledger's SQLite database. `str` returns the name that messages use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,11 +35,7 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open the ledger for one read transaction, which sees one consistent snapshot.
-
-        Raises:
-            LedgerError: There is no such file, or it is damaged.
-        """
+        """Open the ledger for one read transaction, which sees one consistent snapshot."""
         try:
             exists = check_database(self.path)
         except OSError as error:
@@ -77,11 +69,7 @@ class LedgerFile:
             raise self.damaged(f"{type(error).__name__}: {error}") from error
 
     def num_trials(self) -> int | None:
-        """Count the trials without changing anything; None when the file holds no study.
-
-        Raises:
-            LedgerError: There is no such file, or it is damaged.
-        """
+        """Count the trials without changing anything; None when the file holds no study."""
         with self.reading() as db:
             if not db.execute(_HAS_TABLE, [tables.STUDIES_TABLE]).fetchone():
                 return None
@@ -90,14 +78,7 @@ class LedgerFile:
             return int(db.execute(tables.COUNT_TRIALS_QUERY).fetchone()[0])
 
     def remove_incomplete(self, spec: Path) -> None:
-        """Remove the empty ledger of a driver that died while it created the sweep.
-
-        Args:
-            spec: The sweep's own spec file, which does not exist.
-
-        Raises:
-            LedgerError: The ledger has trials.
-        """
+        """Remove the empty ledger of a driver that died while it created the sweep."""
         if self.path.exists() and self.num_trials():
             raise LedgerError(
                 f"{spec} is gone, but {self.path} holds trials; a sweep of that name is not "

@@ -69,9 +69,6 @@ class EditableRDBStorage(EditableParamsStorage):
     Samplers never read the stored trials directly (see `search.shown_trials`). Only one thread
     may use the storage at a time. The disk syncs once per transaction. Tables that the file lacks
     are created.
-
-    Args:
-        path: The ledger's SQLite file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -83,13 +83,7 @@ def translate_errors(location: LedgerFile) -> Iterator[None]:
 
 
 class StudyRecord:
-    """What a ledger stores of its sweep as a whole.
-
-    Args:
-        location: The ledger's file.
-        study: The opened study.
-        storage: The storage below the study.
-    """
+    """What a ledger stores of its sweep as a whole."""
 
     def __init__(
         self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage

@@ -35,13 +35,7 @@ _STATES: dict[TrialState, str] = {
 
 
 class StudyTrials(StudyRecord):
-    """The trials of a sweep, as its study has them.
-
-    Args:
-        location: The ledger's file.
-        study: The opened study.
-        storage: The storage below the study.
-    """
+    """The trials of a sweep, as its study has them."""
 
     def __init__(
         self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
@@ -84,11 +78,7 @@ class StudyTrials(StudyRecord):
 
     @translated
     def trial(self, number: int) -> TrialRecord:
-        """Return one trial by itself, with the value of its own training.
-
-        Raises:
-            KeyError: There is no trial of that number.
-        """
+        """Return one trial by itself, with the value of its own training."""
         return self._record(self._storage.get_trial(self._id(number)))
 
     @translated

@@ -222,11 +222,6 @@ def count_trials(spec_trials: int, trials: Sequence[TrialSummary], seeds: int = 
 
     With several seeds it is the most that the sweep can have: a configuration that is stopped gets
     no further seeds, and the number then becomes smaller.
-
-    Args:
-        spec_trials: `num_trials` of the spec: how many configurations the search suggests.
-        trials: All trials that exist.
-        seeds: With how many seeds each configuration trains.
     """
     num_new = max(0, spec_trials - len(of_search(trials)))
     return len(trials) + num_missing(trials, seeds) + seeds * num_new

@@ -28,12 +28,7 @@ from sweeps.stopping.pausing_rules import make_pausing_rule
 
 
 class WarmStartRefused(UserError):
-    """An earlier sweep cannot be used for a warm start.
-
-    Args:
-        index: Its index in `search.warm_start`.
-        message: Value, rule and remedy.
-    """
+    """An earlier sweep cannot be used for a warm start."""
 
     def __init__(self, index: int, message: str) -> None:
         super().__init__([Issue(("search", "warm_start", index), message)])
@@ -83,11 +78,7 @@ class WarmStart:
 
 
 def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
-    """Read the trials of the sweeps that `search.warm_start` names.
-
-    Raises:
-        WarmStartRefused: One of them does not exist, or has another metric or mode.
-    """
+    """Read the trials of the sweeps that `search.warm_start` names."""
     taken: list[PriorTrial] = []
     parts: list[str] = []
     for index, name in enumerate(spec.search.warm_start):
@@ -159,13 +150,7 @@ _Seed = tuple[TrialSummary, Mapping[int, float]]
 
 
 class _Source:
-    """An earlier sweep whose trials become points of a new one.
-
-    Args:
-        spec: The new sweep.
-        other: The earlier one.
-        budgets: The reports of a full training in each revision of the earlier one's spec.
-    """
+    """An earlier sweep whose trials become points of a new one."""
 
     def __init__(self, spec: SweepSpec, other: SweepSpec, budgets: Collection[int]) -> None:
         self._other, self._space = other, spec.search_space()
@@ -177,12 +162,7 @@ class _Source:
         self._pauses = make_pausing_rule(other)
 
     def take(self, trial: TrialSummary, seeds: Sequence[_Seed]) -> PriorTrial | str:
-        """Return a trial as a point of the search space, or why it is left out.
-
-        Args:
-            trial: The trial, or the first one of a configuration.
-            seeds: The trials of the configuration with their reports, or the trial itself.
-        """
+        """Return a trial as a point of the search space, or why it is left out."""
         if not trial.settled:
             return "unfinished"
         if trial.over_seeds is not None and trial.state == "complete" and not trial.has_result:
@@ -215,12 +195,7 @@ class _Source:
         return PriorTrial(point, reports[last], last, False, kept, cut_off)
 
     def _over_seeds(self, seeds: Sequence[_Seed], end: int) -> dict[int, float]:
-        """Return the values of a complete configuration by each epoch that a seed has reported.
-
-        Args:
-            seeds: Its seeds.
-            end: Where the first of them was cut off; 0: none was.
-        """
+        """Return the values of a complete configuration by each epoch that a seed has reported."""
         every = [mine for _, mine in seeds]
         epochs = sorted({epoch for mine in every for epoch in mine if not end or epoch <= end})
         by = partial(values_by, minimize=self._minimize, select=self._select)

@@ -107,18 +107,7 @@ def check_sweep(
     whole_steps: bool = False,
     choices: Sequence[AutoChoice] = (),
 ) -> CheckResult:
-    """Check a spec and its task without starting a sweep.
-
-    Args:
-        file: The spec's file.
-        spec: The spec.
-        thorough: Whether to check the task's whole contract.
-        whole_steps: Whether to measure steps with the optimizer's update; takes seconds more.
-        choices: What `auto` took in the spec.
-
-    Raises:
-        UserError: The spec or the task is wrong.
-    """
+    """Check a spec and its task without starting a sweep."""
     dry_run(spec)
     check_tracking(spec)
     check_webhook(spec)

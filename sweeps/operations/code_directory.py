@@ -25,19 +25,6 @@ def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambd
     """Change to the directory of a sweep's code, if the present one does not have it.
 
     Each command that runs the code of a sweep calls this first.
-
-    Args:
-        view: The sweep.
-        say: Receives where the code is, if the directory is changed.
-
-    Returns:
-        The directory to which the user's relative paths belong: empty if it is still the present
-        one.
-
-    Raises:
-        StoreUntrusted: The sweep belongs to another user.
-        UserError: The code is where the last driver ran, and this process may not go there by
-            itself; the message says the directory.
     """
     check_owner(view.paths.directory)
     packages = {module.partition(".")[0] for module in view.spec.modules}
@@ -59,11 +46,7 @@ def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambd
 
 
 def _check_recorded(view: SweepStatus, directory: Path) -> None:
-    """Check that this user's own driver recorded a directory, to which only the user can write.
-
-    Raises:
-        UserError: It did not, or another user can.
-    """
+    """Check that this user's own driver recorded a directory, to which only the user can write."""
     paths, run_from = view.paths, view.ledger.run_from
     now = place_of(paths)
     if any(run_from.get(key) != now[key] for key in ("host", "inode")):

@@ -38,27 +38,7 @@ def confirm(
     accept_changes: bool = False,
     offline: bool = False,
 ) -> SweepOutcome | None:
-    """Confirm the leaders of a sweep; an interrupted confirmation resumes.
-
-    Args:
-        view: The sweep.
-        display: Shows what happens.
-        top: How many leaders; None: as the last confirmation; without one, five at most.
-        seeds: Under how many seeds at most; None: as the last one, or five.
-        until: The probability of being the best at which it ends; None: as the last one, or 0.95.
-        grace: As in `attempt`.
-        address: The Ray cluster to run on; None: `$RAY_ADDRESS`, or a local Ray.
-        accept_changes: Confirm although code or data has changed since the sweep ran.
-        offline: Contact no tracking server; everything stays in the outbox.
-
-    Returns:
-        How it ended; None if it was decided before, so that nothing ran.
-
-    Raises:
-        UserError: There are no leaders to compare, or a number is out of its range.
-        SweepLockedError: A driver runs the sweep.
-        AttemptFailed: As in `attempt`, as further errors.
-    """
+    """Confirm the leaders of a sweep; an interrupted confirmation resumes."""
     check_numbers(top, seeds, until)
     spec, document = read_again(view, say=display.warn)
     before = view.ledger.confirm_request
@@ -86,11 +66,7 @@ def confirm(
 
 
 def check_numbers(top: int | None, seeds: int | None, until: float | None) -> None:
-    """Check the numbers of a request.
-
-    Raises:
-        UserError: One is out of its range.
-    """
+    """Check the numbers of a request."""
     if top is not None and top < LEAST_TOP:
         raise UserError(
             f"--top {top}: one trial cannot be compared with itself; a confirmation compares "

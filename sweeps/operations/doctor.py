@@ -90,12 +90,7 @@ def diagnose(root: Path) -> list[Finding]:
 
 
 def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
-    """Check everything that a sweep depends on.
-
-    Args:
-        root: The directory of all sweeps; it need not exist, and is not created.
-        extra: Findings of other checks, such as removed processes; reported last.
-    """
+    """Check everything that a sweep depends on."""
     return [
         _python(),
         *_packages(),
@@ -321,11 +316,7 @@ def _locks(directory: Path) -> Finding:
 
 
 def probe_writable(directory: Path) -> str | None:
-    """Write, sync, rename and remove a small file in a directory, as a checkpoint does.
-
-    Returns:
-        Which step failed and why; None if all succeed.
-    """
+    """Write, sync, rename and remove a small file in a directory, as a checkpoint does."""
     if not directory.is_dir():
         return "is not a directory"
     doing, names = "create a file", []

@@ -86,26 +86,7 @@ def evaluate_trial(
     offline: bool,
     doing: Callable[[str], object] = lambda _: None,
 ) -> TrialTest:
-    """Evaluate a trial's best checkpoint on test data, unless that was done before.
-
-    Args:
-        view: The sweep.
-        number: The trial; None: the best.
-        again: Evaluate also if the trial was tested before.
-        accept_changes: Evaluate although the task builds something else than it trained.
-        offline: Contact no tracking server; everything stays in the outbox.
-        doing: Receives what happens now, in words.
-
-    Raises:
-        NoBest: There is no best trial, or no checkpoint of its value.
-        NoChoice: There are several best trials and `number` is None.
-        UserError: The trial has not ended.
-        StorageMoved: The sweep is a copy, or was renamed.
-        StoreUntrusted: The user does not trust the tracking store.
-        SweepLockedError: A driver runs the sweep.
-        TrainingError: The checkpoint or the task cannot be used, or has no test data.
-        CurveDamaged: The file with the trial's earlier evaluations is damaged.
-    """
+    """Evaluate a trial's best checkpoint on test data, unless that was done before."""
     record = view.select_weights(number)
     paths, directory = view.paths, view.paths.trial(record.number)
     if not record.finished:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def draw_figure(paths: SweepPaths, title: str) -> go.Figure:
-    """Draw a figure of the report.
-
-    Raises:
-        NotEnough: There is too little data; the message says what is missing.
-    """
+    """Draw a figure of the report."""
     data = read_sweep(paths)
     known = {figure.title: figure for figure in figures(data.spec)}
     if title not in known:

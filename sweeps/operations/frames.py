@@ -167,11 +167,7 @@ def curves_frame(
 def _read_curves(
     directory: Path, metrics: Sequence[str]
 ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
-    """Return steps and values of each metric of one trial.
-
-    Raises:
-        CurveDamaged: The file cannot be read.
-    """
+    """Return steps and values of each metric of one trial."""
     import numpy as np
     import pyarrow as pa
     from pyarrow import json
@@ -222,11 +218,7 @@ def _curves_of_rows(
 
 
 def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
-    """Write `trials` and `curves` of a sweep into a directory.
-
-    Returns:
-        The files written.
-    """
+    """Write `trials` and `curves` of a sweep into a directory."""
     targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
     check_private(directory, f"--{kind}")
     for target in targets:

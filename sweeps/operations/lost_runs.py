@@ -21,9 +21,6 @@ def has_lost_runs(view: SweepStatus, warn: Callable[[str], None], *, offline: bo
     """Whether the store has lost runs of a finished sweep, which a resume then sends again.
 
     Warns if the store does not answer.
-
-    Raises:
-        TrackingUnusable: The store is damaged.
     """
     if offline:
         return False

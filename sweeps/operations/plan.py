@@ -92,18 +92,7 @@ def plan_sweep(
     trials: int | None = None,
     choices: Sequence[AutoChoice] = (),
 ) -> PlanResult:
-    """Return what a sweep will take, by some measured steps and a simulation of its rule.
-
-    Args:
-        file: The spec's file.
-        spec: The spec.
-        hours: Find how many trials end within so many hours; None: those of the spec.
-        trials: How many trials the user asks for, if the space must have as many points.
-        choices: What `auto` took in the spec.
-
-    Raises:
-        UserError: The spec or the task is wrong, or the hours buy no trial.
-    """
+    """Return what a sweep will take, by some measured steps and a simulation of its rule."""
     if trials is not None:
         _refuse_too_many(spec, trials)
     checked = check_sweep(file, spec, thorough=False, whole_steps=True, choices=choices)
@@ -122,20 +111,7 @@ def plan_sweep(
 def write_plan(
     result: PlanResult, document: Document, target: Path, settings: Sequence[str] = ()
 ) -> str:
-    """Write the planned spec into a new file, with the user's comments as far as possible.
-
-    Args:
-        result: The plan; the spec's own rule and the number of its trials are written.
-        document: The spec as it was read.
-        target: The new file.
-        settings: The overrides with which it was read.
-
-    Returns:
-        What was changed, in one line.
-
-    Raises:
-        UserError: The file exists already.
-    """
+    """Write the planned spec into a new file, with the user's comments as far as possible."""
     checked = result.checked
     spec = checked.spec.model_copy(update={"trials": result.trials})
     changed = [*settings, f"trials={spec.trials}"]

@@ -42,12 +42,7 @@ def register(view: SweepStatus, trial: int, model: str, *, pickled: bool = False
 
 
 def report(view: SweepStatus, target: Path) -> Path:
-    """Write a sweep's report as a page of HTML.
-
-    Raises:
-        NoReport: It could not be drawn; the message says why.
-        UserError: It could not be written.
-    """
+    """Write a sweep's report as a page of HTML."""
     check_file(target, "--output")
     with tempfile.TemporaryDirectory(prefix="sweep-report-") as made:
         page = draw_report(view.paths, Path(made, "report.html")).read_bytes()

@@ -77,19 +77,6 @@ def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
     """Return what there is to remove of a sweep: first the rest of an interrupted removal.
 
     Changes nothing.
-
-    Args:
-        paths: The sweep.
-        runs: Whether its runs in the tracking store are deleted, too.
-
-    Raises:
-        UnknownSweep: There is no such sweep.
-        SweepLockedError: A driver runs it.
-        RevisionError: Its `sweep.yaml` cannot be read, or is of another release.
-        LedgerError: `runs`, and its ledger cannot be read.
-        UserError: A symbolic link is where the sweep or `.removed` should be.
-        StoreUnusable: Its object store does not answer.
-        StoreUnreadable: Its tracking store does not answer.
     """
     rest = paths.removed
     for directory in (rest.root, rest.directory, paths.directory):
@@ -110,14 +97,7 @@ def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
 
 
 def remove(planned: Removal) -> None:
-    """Remove a sweep. After an interruption, plan and remove again.
-
-    Raises:
-        SweepLockedError: A driver has started to run it, or another process removes it.
-        OSError: A file cannot be removed.
-        StoreUnusable: Its object store does not answer.
-        TrackingUnusable: Its tracking store does not answer.
-    """
+    """Remove a sweep. After an interruption, plan and remove again."""
     paths = planned.paths
     with _locked(planned):
         if planned.directory == paths.directory:
@@ -140,16 +120,7 @@ def _planned(
     *,
     runs: bool,
 ) -> Removal:
-    """Measure what is to be removed.
-
-    Args:
-        paths: The sweep, at the place that its name says.
-        where: Where its files are.
-        spec: Its spec; None: only files are left.
-        newer: A later sweep of the same name. It could begin only once the object store had
-            nothing of the earlier one, so that what it has now is its own.
-        runs: Delete its runs, too.
-    """
+    """Measure what is to be removed."""
     usage = directory_usage(where.directory)
     planned = Removal(
         paths,

@@ -83,25 +83,7 @@ def reproduce(
     ignored: Collection[str] = (),
     doing: Callable[[str], object] = lambda _: None,
 ) -> Reproduction:
-    """Train a trial again, and compare it with what the trial left.
-
-    Args:
-        view: The sweep.
-        number: The trial; None: the best.
-        start: `first`, `latest`, `best` or an epoch: the checkpoint from which the new run starts;
-            None: from the beginning.
-        directory: Receives the new run; None: a temporary directory.
-        ignored: Metrics that are not compared, such as times that the task measures itself.
-        doing: Receives what happens now, in words.
-
-    Raises:
-        UnknownTrial: There is no such trial.
-        NoBest: There is no best trial.
-        NoChoice: There are several best trials and `number` is None.
-        UserError: The trial cannot be trained again, or not from there.
-        CurveDamaged: The trial's curve cannot be read.
-        TrainingError: The run cannot be opened.
-    """
+    """Train a trial again, and compare it with what the trial left."""
     record = view.select_trial(None) if number is None else view.record(number)
     if not record.finished and view.running:
         raise UserError(
@@ -163,12 +145,7 @@ def _kept(view: SweepStatus, record: TrialSummary) -> _Kept:
 
 
 def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> Generation:
-    """Return the checkpoint from which the new run starts.
-
-    Raises:
-        ForeignCheckpoint: It belongs to another user.
-        UserError: There is no such checkpoint.
-    """
+    """Return the checkpoint from which the new run starts."""
     saved, word = kept.generations, view.spec.budget.report_word
     found: Generation | None = None
     if start in (FIRST, LATEST):

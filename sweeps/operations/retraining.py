@@ -30,11 +30,7 @@ class Stage(NamedTuple):
 
 
 def check_single(view: SweepStatus, record: TrialSummary) -> None:
-    """Check that one run can train a trial.
-
-    Raises:
-        UserError: The trial copied weights of another one.
-    """
+    """Check that one run can train a trial."""
     if record.lineage:
         last = record.lineage[-1]
         raise UserError(
@@ -48,9 +44,6 @@ def last_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
     """Return the configuration that a trial trained with last.
 
     A trial that never started has none; then it is the one that it would start with.
-
-    Raises:
-        UserError: It cannot be read.
     """
     try:
         config = read_config(view.paths.trial(record.number) / TRIAL_CONFIG)
@@ -65,24 +58,14 @@ def last_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
 
 
 def stages(view: SweepStatus, record: TrialSummary) -> list[Stage]:
-    """Return the parts of a trial, one for each configuration that it had.
-
-    Raises:
-        UserError: A configuration cannot be read.
-        CurveDamaged: The list of the earlier ones cannot be read.
-    """
+    """Return the parts of a trial, one for each configuration that it had."""
     earlier = read_earlier(view.paths.trial(record.number))
     found = [Stage(one.config, one.until) for one in earlier]
     return [*found, Stage(last_config(view, record), None)]
 
 
 def lost_stage(record: TrialSummary, found: list[Stage]) -> str | None:
-    """Return a sentence if a trial had another configuration at first that was not kept.
-
-    Args:
-        record: The trial.
-        found: The parts of it that are known.
-    """
+    """Return a sentence if a trial had another configuration at first that was not kept."""
     if record.accumulation is None:
         return None
     if any(one.config.train.accumulation < record.accumulation for one in found):

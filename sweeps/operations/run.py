@@ -118,19 +118,7 @@ def start(
     address: str | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
-    """Run a new sweep until it ends or is interrupted.
-
-    Args:
-        paths: Where it will be.
-        file: The spec's file. The stores that it names are trusted, as the user runs it.
-        loaded: The spec, and where its keys were written.
-        display: As in `attempt`, as `grace` and `offline`.
-        address: The Ray cluster to run on; None: `$RAY_ADDRESS`, or a local Ray.
-
-    Raises:
-        SweepExists: The name is taken.
-        AttemptFailed: As in `attempt`, as further errors.
-    """
+    """Run a new sweep until it ends or is interrupted."""
     spec, document = loaded
     remember_named(spec, document, file)
     with document.attach_locations():
@@ -161,22 +149,7 @@ def resume(
     retry: RetryRequest | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
-    """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do.
-
-    Args:
-        view: The sweep.
-        settings: Changes of its spec, each `KEY=VALUE`.
-        display: Shows what happens.
-        grace: As in `attempt`.
-        address: As in `start`.
-        accept_changes: Resume although code, data or the meaning of values has changed.
-        finish: Numbers of pruned trials to train to their end.
-        retry: Which failed trials run again; None: none.
-        offline: Contact no tracking server; everything stays in the outbox.
-
-    Raises:
-        UserError: A trial of `finish` or `retry` is not taken.
-    """
+    """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do."""
     paths = view.paths
     spec, document = read_again(view, settings, display.warn)
     to_finish = trials_to_finish(paths, spec, view.records, finish)
@@ -209,11 +182,6 @@ def read_again(
     """Return the spec with which a sweep resumes, after the checks that need no task.
 
     The working directory becomes that of the sweep's code, if the present one does not have it.
-
-    Args:
-        view: The sweep.
-        settings: Changes of its spec, each `KEY=VALUE`.
-        say: Receives where the code is, if the directory is changed, and from where the root came.
     """
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides
@@ -242,25 +210,7 @@ def attempt(
     extra: ExtraTraining = NO_EXTRA,
     offline: bool = False,
 ) -> SweepOutcome:
-    """Check the stores, the machine and the task, and run the trials.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec to run; of a resumed sweep, with its changes.
-        display: Shows what happens.
-        new: Whether the sweep must not exist yet; otherwise it must.
-        grace: Seconds from the first signal until the process has ended.
-        address: The Ray cluster to run on; None: start a local Ray.
-        accept_changes: Resume although code, data or the meaning of values has changed.
-        extra: What is trained besides the search.
-        offline: Contact no tracking server; everything stays in the outbox.
-
-    Raises:
-        ValueError: A subclass, for input that the user can correct; nothing was created.
-        SweepLockedError: Another driver holds the sweep.
-        AttemptFailed: The storage, the ledger or the lock failed.
-        ExitRequested: A signal arrived while there was nothing to drain.
-    """
+    """Check the stores, the machine and the task, and run the trials."""
     inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
     try:
@@ -402,11 +352,7 @@ def _connect(
 
 
 def check_tracking(spec: SweepSpec) -> None:
-    """Check that the tracking URI is valid; no server is contacted.
-
-    Raises:
-        UserError: It is not.
-    """
+    """Check that the tracking URI is valid; no server is contacted."""
     try:
         check_address(spec)
     except TrackingUnusable as error:

@@ -101,13 +101,6 @@ def write_starter(directory: Path) -> list[Path]:
     """Write `sweep.yaml` and `my_task.py` into a directory, which is created if missing.
 
     If an earlier call was killed between the two, the second one is written.
-
-    Returns:
-        The files.
-
-    Raises:
-        UserError: One of them exists already, or cannot be written. No file was overwritten, and
-            none is left behind.
     """
     files = {directory / name: text.encode() for name, text in _FILES.items()}
     existing = [path for path in files if os.path.lexists(path)]
@@ -141,18 +134,7 @@ def _is_same(path: Path, content: bytes) -> bool:
 def write_clone(
     paths: SweepPaths, new: str, settings: Sequence[str]
 ) -> tuple[Path, str, str | None]:
-    """Write the spec of a new sweep into the working directory.
-
-    Returns:
-        The file, the changes in one line, and a message about a damaged revision.
-
-    Raises:
-        UnknownSweep: There is no sweep to clone.
-        UserError: The new name is not valid, or the file exists or cannot be written.
-        SweepExists: There is a sweep of the new name.
-        SpecError: A setting is wrong.
-        StoreUntrusted: A store is named by a sweep of another user, and is not trusted.
-    """
+    """Write the spec of a new sweep into the working directory."""
     target = SweepPaths(paths.root, new)  # checks the name
     if not paths.exists():
         raise UnknownSweep(paths.name, paths.root)

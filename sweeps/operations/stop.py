@@ -31,18 +31,7 @@ def stop(
     seconds: float = 120.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> StopResult:
-    """Stop a running sweep, whose trials save and can resume; or end one trial.
-
-    Args:
-        view: The sweep.
-        trial: End only this trial, which never resumes; the sweep need not run.
-        now: The driver exits immediately; nothing is saved first.
-        seconds: How long to wait until the sweep or trial ends.
-        say: Receives a sentence about what this call waits for.
-
-    Raises:
-        NotRunningError: The sweep or trial does not run.
-    """
+    """Stop a running sweep, whose trials save and can resume; or end one trial."""
     paths = view.paths
     if trial is None:
         return stop_requests.stop_sweep(paths, now=now, seconds=seconds, say=say)
@@ -63,12 +52,6 @@ def end_trial(view: SweepStatus, number: int) -> StopResult:
     """End a trial that no worker trains: in the ledger first, then in the outbox.
 
     Reports that its last worker stored and could not deliver are added to the ledger.
-
-    Raises:
-        StorageMoved: The sweep is a copy, or was renamed.
-        SweepLockedError: A driver runs the sweep.
-        LedgerError: The ledger cannot be used.
-        CurveDamaged: The trial's curve cannot be read.
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)

@@ -38,14 +38,7 @@ def is_concluded(ledger: LedgerReader) -> bool:
 
 
 class StoreComparison:
-    """Finds what a tracking store lacks of a sweep.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        tracked_sweep_status: The status last queued for the sweep's own run; None: none.
-        tracker: The tracking store.
-    """
+    """Finds what a tracking store lacks of a sweep."""
 
     def __init__(
         self,

@@ -87,19 +87,7 @@ class SyncResult(NamedTuple):
 
 
 def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
-    """Deliver queued records, those of a killed driver, lost runs, missing figures and the report.
-
-    Args:
-        view: The sweep.
-        verify: Compare the whole store with the sweep's files, and send what the store lacks.
-        patience: Seconds without any delivery after which it gives up.
-
-    Raises:
-        StorageMoved: The sweep is a copy, or was renamed.
-        SweepLockedError: A driver runs the sweep, and delivers by itself.
-        TrackingUnusable: The tracking server does not answer or refuses, or the store is damaged.
-        StoreUnreadable: The store does not answer.
-    """
+    """Deliver queued records, those of a killed driver, lost runs, figures and the report."""
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     check_no_copy(paths, spec, view.ledger.run_from)
@@ -205,9 +193,6 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     """Queue the figures for the trials' runs, and report and best figures for the sweep's own run.
 
     The caller holds the sweep's lock.
-
-    Returns:
-        How many trials have figures now that had none.
     """
     ledger = LedgerReader(paths.ledger)
     recorder, delivery = _queue(paths, spec, ledger)
@@ -309,11 +294,7 @@ class _Resender(StoreComparison):
 def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> OpenTracker:
-    """Return a recorder that writes to the outbox and contacts no server.
-
-    Args:
-        announce: Whether to record the sweep's own run, too.
-    """
+    """Return a recorder that writes to the outbox and contacts no server."""
     tags = attempt_tags(ledger.attempts)
     if announce:
         tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])

@@ -35,10 +35,6 @@ def as_a_trial(spec: SweepSpec) -> Iterator[None]:
 
 
 def checked_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
-    """Return the configuration of a trial, with which this process may run its task.
-
-    Raises:
-        StoreUntrusted: The sweep belongs to another user.
-    """
+    """Return the configuration of a trial, with which this process may run its task."""
     check_owner(view.paths.directory)
     return TrialConfig.model_validate(view.config(record))

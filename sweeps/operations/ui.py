@@ -40,14 +40,6 @@ def serve(
     """Serve the MLflow UI until Ctrl-C, and open the page of a sweep or of all runs.
 
     If the sweep records to a tracking server, its page there is opened and no server is started.
-
-    Args:
-        say: Receives links and messages.
-        root: The directory of all sweeps.
-        view: The sweep; None: all of them.
-        port: On 127.0.0.1; 0: any free port.
-        open_browser: Whether to open the page in a browser.
-        doing: Shows what is being done while its context is open.
     """
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):

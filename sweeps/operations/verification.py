@@ -64,18 +64,7 @@ class Verification:
 
 
 def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -> Verification:
-    """Compare all records of a sweep that no driver runs.
-
-    Args:
-        paths: The sweep's directory.
-        doing: Receives what happens now, in words.
-
-    Raises:
-        UnknownSweep: There is no such sweep.
-        UserError: A driver runs the sweep.
-        RevisionError: Another release wrote the sweep, or no revision of its spec can be read.
-        StoreUntrusted: The user does not trust the object store with the checkpoints.
-    """
+    """Compare all records of a sweep that no driver runs."""
     if not paths.exists():
         raise UnknownSweep(paths.name, paths.root)
     found = Verification()

@@ -77,13 +77,7 @@ class EditableParamsStorage(optuna.storages.RDBStorage):
         return self._get_trials(study_id, None, set(ids), max(ids))
 
     def reopen_trial(self, trial_id: int, *, last_report: int, drop: Iterable[str]) -> None:
-        """Make an ended trial without a value RUNNING again, for which Optuna has no method.
-
-        Args:
-            trial_id: Optuna's id of the trial.
-            last_report: Later intermediate values are deleted.
-            drop: The user attributes to delete.
-        """
+        """Make an ended trial without a value RUNNING again, for which Optuna has no method."""
         with self.new_session() as session:
             trial = session.get_one(TrialModel, trial_id)
             trial.state = TrialState.RUNNING

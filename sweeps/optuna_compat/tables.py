@@ -110,10 +110,6 @@ def number_sql(value: str, kind: str) -> str:
     """Return SQL for a stored number.
 
     Optuna keeps a number that is not finite as a kind in a second column; NaN stays NULL.
-
-    Args:
-        value: The column of the number.
-        kind: The column of its kind.
     """
     return (
         f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN 9e999 "
@@ -128,15 +124,7 @@ class ParamDecoder:
         self._known: dict[str, tuple[str, Any]] = {}
 
     def __call__(self, value: float, distribution: str) -> Any:
-        """Return the value of a parameter.
-
-        Args:
-            value: The number in the table; of a categorical parameter, an index.
-            distribution: The JSON of its distribution.
-
-        Raises:
-            ValueError: The distribution is of another kind.
-        """
+        """Return the value of a parameter."""
         if distribution not in self._known:
             data = json.loads(distribution)
             self._known[distribution] = data["name"], data["attributes"].get("choices")

@@ -45,10 +45,6 @@ class TrialTable:
     """What TPE reads of each trial: state, kind, score if pruned, values, parameters.
 
     Trials of a kind have the same parameters.
-
-    Args:
-        space: Every parameter that a trial may have, with the distribution that all trials have.
-        num_metrics: How many values a complete trial has.
     """
 
     def __init__(self, space: Mapping[str, BaseDistribution], num_metrics: int) -> None:
@@ -61,13 +57,7 @@ class TrialTable:
         self._fronts, self._in_fronts = Fronts(num_metrics), np.empty(0, dtype=np.intp)
 
     def read(self, trials: Sequence[FrozenTrial], sampler: TPESampler, study: Study) -> None:
-        """Read those trials that are not the same objects as before.
-
-        Args:
-            trials: All trials, ascending by number.
-            sampler: Says which parameters a running trial has.
-            study: The study of the trials.
-        """
+        """Read those trials that are not the same objects as before."""
         rows = np.empty((len(trials), self._rows.shape[1]))
         known = min(len(trials), len(self._rows))
         rows[:known] = self._rows[:known]
@@ -178,13 +168,7 @@ class ArrayTPESampler(TPESampler):
         space: Mapping[str, BaseDistribution],
         point: Mapping[str, Any],
     ) -> dict[str, _Floats]:
-        """Return candidates from the density of good trials, allowed ones if there are any.
-
-        Args:
-            below: The density.
-            space: The parameters that are drawn.
-            point: The values that the trial has already.
-        """
+        """Return candidates from the density of good trials, allowed ones if there are any."""
         count, generator = self._n_ei_candidates, self._rng.rng
         if self.allows is None:
             return below.sample(generator, count)

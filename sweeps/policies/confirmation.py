@@ -105,13 +105,7 @@ class Confirmation:
 def follow(
     request: ConfirmRequest, trials: Iterable[TrialSummary], *, minimize: bool
 ) -> Confirmation:
-    """Return how far a confirmation is.
-
-    Args:
-        request: What was asked for.
-        trials: All trials of the sweep.
-        minimize: Whether less of the metric is better.
-    """
+    """Return how far a confirmation is."""
     from sweeps.statistics.race import race  # slow to import; few sweeps have a confirmation
 
     trials = list(trials)
@@ -246,18 +240,7 @@ def make_request(
     before: ConfirmRequest | None,
     options: ConfirmOptions,
 ) -> ConfirmRequest:
-    """Return what a confirmation is asked for; the stored request if it is undecided and the same.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep.
-        trials: Its trials.
-        before: The stored request; None without one.
-        options: What the user asks for.
-
-    Raises:
-        UserError: The sweep or a number does not allow it.
-    """
+    """Return what a confirmation is asked for; the stored request if undecided and the same."""
     minimize = spec.modes[0] == "min"
     top, seeds, until, split = options.top, options.seeds, options.until, options.split
     open_before = before is not None and not follow(before, trials, minimize=minimize).is_decided
@@ -287,17 +270,7 @@ def make_request(
 def find_leaders(
     paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary], top: int | None
 ) -> tuple[int, ...]:
-    """Return the numbers of the best trials, the best first, each configuration once.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep.
-        trials: Its trials.
-        top: How many; None: the default, or as many as there are.
-
-    Raises:
-        UserError: There are none to choose among.
-    """
+    """Return the numbers of the best trials, the best first, each configuration once."""
     name = f"sweep '{paths.name}'"
     if len(spec.metrics) > 1:
         raise UserError(
@@ -336,11 +309,7 @@ def check_unchanged(
     request: ConfirmRequest | None,
     trials: Sequence[TrialSummary],
 ) -> None:
-    """Check that a changed spec trains the rest of an interrupted confirmation as its beginning.
-
-    Raises:
-        OriginChanged: It does not.
-    """
+    """Check that a changed spec trains the rest of a confirmation as it began."""
     if request is None or request.training == training_digest(spec):
         return
     if follow(request, trials, minimize=spec.modes[0] == "min").is_decided:

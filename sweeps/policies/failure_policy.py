@@ -90,12 +90,7 @@ class Failure:
     host: str = ""
 
     def may_be_trial_specific(self, host: str) -> bool:
-        """Return whether the storage that rejected the trial may accept other processes.
-
-        Args:
-            host: The host of the process that tests the storage. A directory may exist on one
-                host and not on another.
-        """
+        """Return whether the storage that rejected the trial may accept other processes."""
         if self.kind != "storage" or self.errno is None or self.errno in _STORAGE_ERRNOS:
             return False
         return self.errno in _PROCESS_ERRNOS or self.host == host
@@ -145,12 +140,7 @@ class RepeatedFailure:
 
 
 class RepeatedFailureDetector:
-    """Detect that one trial after another fails in the same way.
-
-    Args:
-        limit: How many in a row are too many; 0 for no limit.
-        searched: The keys of the space, of whose values a failure may be the result.
-    """
+    """Detect that one trial after another fails in the same way."""
 
     def __init__(self, limit: int, searched: Collection[str] = ()) -> None:
         self._limit = limit
@@ -182,9 +172,6 @@ class CrashCounter:
     A trial that commits a checkpoint between two crashes may crash any number of times, because
     each attempt makes progress. The first `UNCOUNTED_CRASHES` crashes without progress never
     count, whatever the user allows.
-
-    Args:
-        max_retries: After how many further crashes in a row a trial is still retried.
     """
 
     def __init__(self, max_retries: int) -> None:
@@ -197,15 +184,7 @@ class CrashCounter:
         self._newest.setdefault(number, newest)
 
     def lost(self, number: int, newest: int) -> bool:
-        """Record that the process of a trial crashed.
-
-        Args:
-            number: The trial.
-            newest: The newest checkpoint generation that it has committed; 0: none.
-
-        Returns:
-            Whether the trial is retried.
-        """
+        """Record that the process of a trial crashed."""
         further = newest > self._newest.get(number, 0)
         self._newest[number] = newest
         self._in_a_row[number] = 0 if further else self._in_a_row.get(number, 0) + 1

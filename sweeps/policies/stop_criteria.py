@@ -40,16 +40,7 @@ class StopCriterionMet:
 def active_stop_criterion(
     spec: SweepSpec, trials: Sequence[TrialSummary], seconds: float
 ) -> StopCriterionMet | None:
-    """Return the criterion that stops a sweep.
-
-    Args:
-        spec: The sweep.
-        trials: All of its trials so far.
-        seconds: How long trials have run, under all drivers together.
-
-    Returns:
-        The criterion; None while none is met, or if all trials finished before one was.
-    """
+    """Return the criterion that stops a sweep."""
     if not _watches(spec):
         return None
     seeds = [one for one in trials if one.role == "repeat"]
@@ -138,16 +129,7 @@ def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
 
 
 class StopMonitor:
-    """Watch the stop criteria in a driver, and count the sweep's time in the ledger.
-
-    Args:
-        spec: The sweep.
-        ledger: Its trials, and its time so far.
-        ends: Returns how many trials have finished.
-        flush: Returns once the ledger has stored all of them.
-        fence: Called right before each write; raises when another driver may run the sweep.
-        clock: Returns monotonic seconds.
-    """
+    """Watch the stop criteria in a driver, and count the sweep's time in the ledger."""
 
     def __init__(
         self,

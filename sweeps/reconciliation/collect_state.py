@@ -35,21 +35,7 @@ def read_sweep_state(
     judge: StopDecider | None = None,
     stop: str | None = None,
 ) -> SweepState:
-    """Read the state of a sweep.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        records: The ledger's trials.
-        live: Whether another driver runs the sweep; the caller itself does not count.
-        judge: Returns the scheduler's decisions; None: no trial counts as stopped.
-        stop: Why the sweep ends before all of its trials have run; None: it does not.
-
-    Raises:
-        CurveDamaged: A curve cannot be read.
-        OutboxError: The outbox cannot be read.
-        StorageError: The object store with the checkpoints cannot be reached.
-    """
+    """Read the state of a sweep."""
     delivered = read_outbox(paths.outbox)
     trials = [trial_state(paths, spec, record, delivered) for record in records]
     if judge is not None:
@@ -73,18 +59,7 @@ def read_sweep_state(
 def trial_state(
     paths: SweepPaths, spec: SweepSpec, record: TrialRecord, delivered: DeliveryStatus
 ) -> TrialState:
-    """Read the state of one trial.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        record: The ledger's record of the trial.
-        delivered: The state of the outbox.
-
-    Raises:
-        CurveDamaged: Its curve cannot be read.
-        StorageError: The object store with the checkpoints cannot be reached.
-    """
+    """Read the state of one trial."""
     number, tracked_status = record.number, delivered.tracked_statuses.get(record.number)
     directory = paths.trial(number)
     stale_writer = trial_files(paths, spec, number).has_writer()

@@ -65,16 +65,6 @@ def trials_to_finish(
     """Return which of the named trials need a new trial to finish them.
 
     The others are finished already, or are being finished: asking twice trains once.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec of the resume.
-        trials: The sweep's trials.
-        numbers: The pruned trials.
-
-    Raises:
-        ForeignCheckpoint: A trial's checkpoints belong to another user.
-        UserError: A trial cannot be finished.
     """
     wanted = sorted(set(numbers))
     for number in wanted:
@@ -84,11 +74,7 @@ def trials_to_finish(
 
 
 def check_unfinished(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary]) -> None:
-    """Check that no change of the spec affects a trial that finishes another one.
-
-    Raises:
-        OriginChanged: It does; the error names the first such trial.
-    """
+    """Check that no change of the spec affects a trial that finishes another one."""
     for trial in trials:
         if trial.finishes is None or trial.finished:
             continue
@@ -105,11 +91,7 @@ def check_unfinished(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialS
 
 
 def check_free(paths: SweepPaths, number: int) -> None:
-    """Check that the directory of a new trial does not exist.
-
-    Raises:
-        UserError: It exists.
-    """
+    """Check that the directory of a new trial does not exist."""
     directory = paths.trial(number)
     if os.path.lexists(directory):
         raise UserError(
@@ -119,12 +101,7 @@ def check_free(paths: SweepPaths, number: int) -> None:
 
 
 def make_directories(paths: SweepPaths, spec: SweepSpec, trials: Iterable[TrialSummary]) -> None:
-    """Make the missing directories of trials that finish pruned ones; the caller has the lock.
-
-    Raises:
-        StorageError: The object store with the checkpoints cannot be reached.
-        OSError: A file cannot be read or written.
-    """
+    """Make the missing directories of trials that finish pruned ones; the caller has the lock."""
     for trial in trials:
         if trial.finishes is None or trial.finished or paths.trial(trial.number).is_dir():
             continue

@@ -273,12 +273,6 @@ def end_of_training(
     A trial without a value fails: it never had a finite one, or with `final` its last one is not
     finite. It may reach its last epoch if the scheduler let it continue and the user then
     shortened the budget.
-
-    Args:
-        reports: The metric after each epoch.
-        metric: The metric's name.
-        select: What the value of a trial is.
-        patience: What may have ended it before its budget.
     """
     last = max(reports)
     if any(map(math.isfinite, [reports[last]] if select == "final" else reports.values())):
@@ -294,12 +288,6 @@ def end_of_stopped(
 
     A rule makes a trial without a value fail, as `end_of_training` does. Whoever requests the end
     of a trial decides nothing about its values.
-
-    Args:
-        reports: The metric after each epoch.
-        metric: The metric's name.
-        select: What the value of a trial is.
-        reason: Why it is stopped.
     """
     if reports and not is_by_request(reason):
         ending, failure = end_of_training(reports, metric, select)

@@ -62,20 +62,7 @@ def apply(
     *,
     warn: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Apply corrections; applying one repeatedly has the effect of applying it once.
-
-    Args:
-        corrections: What `reconcile` returned.
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        ledger: The sweep's trials.
-        recorder: The sweep's tracking.
-        warn: Receives a message about each unknown directory, which stays unchanged.
-
-    Raises:
-        LedgerError: The ledger lost trials.
-        UnknownDirectoryInTheWay: An unknown directory has the name that a later trial needs.
-    """
+    """Apply corrections; applying one repeatedly has the effect of applying it once."""
     corrections = list(corrections)
     for wrong in corrections:  # raise before anything is changed
         _refuse(wrong, paths, ledger)

@@ -96,16 +96,6 @@ def trials_to_retry(
     """Return which trials are to be reopened.
 
     Trials that were reopened already and have not ended are not among them: they continue.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec of the retry.
-        trials: The sweep's trials.
-        request: What the user wants.
-        seconds: For how long the sweep's trials have run.
-
-    Raises:
-        UserError: A trial cannot be run again, or none has failed.
     """
     wanted = sorted(set(request.trials)) or [t.number for t in trials if t.state == "failed"]
     for number in wanted:
@@ -137,20 +127,7 @@ def plan_retry(
     fresh: bool,
     origins: tuple[Origin, Origin] = (Origin(), Origin()),
 ) -> Retry:
-    """Find out from which checkpoint a failed trial continues, and what does not fit to it.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec of the retry.
-        record: The trial.
-        fresh: Whether it starts from step 0.
-        origins: The code of the sweep so far, and of the retry.
-
-    Raises:
-        UserError: Its checkpoints are damaged, or it has nothing left to train.
-        CurveDamaged: Its curve cannot be read.
-        StorageError: Its checkpoints cannot be read.
-    """
+    """Find out from which checkpoint a failed trial continues, and what does not fit to it."""
     number, directory = record.number, paths.trial(record.number)
     epoch, step = (0, _BEFORE_ANY_STEP) if fresh else _newest(paths, spec, record)
     word, metrics = spec.budget.report_word, {spec.budget.report_word, *spec.metrics}
@@ -184,14 +161,7 @@ def describe_retries(retries: Sequence[Retry], spec: SweepSpec) -> str:
 
 
 def complete_retries(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None:
-    """Do what is still to be done for reopened trials; the caller has the lock.
-
-    Raises:
-        LedgerError: The ledger cannot be written.
-        OutboxError: The outbox cannot be written.
-        StorageError: The object store with the checkpoints cannot be reached.
-        OSError: A file cannot be removed.
-    """
+    """Do what is still to be done for reopened trials; the caller has the lock."""
     for trial in ledger.trials():
         if trial.reopened is None or trial.finished:
             continue
@@ -344,14 +314,6 @@ def reopen(
     """Make failed trials unfinished, and store the new code; see `complete_retries`.
 
     This is one transaction: after a kill, the retry still knows how the code has changed.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The spec of the retry.
-        ledger: The sweep's trials.
-        retries: The trials.
-        origin: The code and data with which they train.
-        warn: Receives which trials run again, and why one may fail again.
     """
     retries = list(retries)
     if not retries:

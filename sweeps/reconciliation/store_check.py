@@ -95,12 +95,7 @@ class Missing:
         return any(vars(self).values())
 
     def sentences(self, num_runs: int, command: str) -> Iterator[str]:
-        """Yield what was done about lost runs, and the command that compares the rest.
-
-        Args:
-            num_runs: How many runs were compared.
-            command: The command that compares everything in a sweep.
-        """
+        """Yield what was done about lost runs, and the command that compares the rest."""
         if self.runs:
             yield f"{self.runs} of {num_runs} runs were missing in the tracking store: sent again"
         if self.statuses:
@@ -149,12 +144,6 @@ def check_runs(
 
     If a trial has not ended, or has entries in the outbox, only the existence of its run is
     compared.
-
-    Args:
-        records: The ledger's trials.
-        delivered: The state of the outbox.
-        runs: The store's runs of the sweep.
-        sweep_status: The status of the sweep's own run; None: unknown.
     """
     known = dict(delivered.run_ids)
     if delivered.sweep_run_id is not None:
@@ -190,16 +179,6 @@ def lost_runs(
     """Compare as `check_runs` does, in a process that must not import a tracking client.
 
     If the store never received anything, nothing is missing.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        records: The ledger's trials.
-        sweep_id: The sweep's identity.
-        environment: The environment of the process that queries the tracking server.
-
-    Raises:
-        StoreUnreadable: The store does not answer.
     """
     delivered = read_outbox(paths.outbox)
     if delivered.sweep_run_id is None and not delivered.run_ids:
@@ -222,22 +201,7 @@ def check_all(
     more_tags: Mapping[int | None, Mapping[str, str]],
     drawn: Callable[[int], Iterable[Path]],
 ) -> list[MissingData]:
-    """Compare everything that was sent to a store with its contents. The outbox must be empty.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        records: The ledger's trials.
-        store: The tracking store.
-        sweep_id: The sweep's identity.
-        sweep_run: The expected contents of the sweep's own run.
-        densities: `tracking.every` in each revision of the spec.
-        more_tags: Tags of trials in addition to those that follow from the ledger.
-        drawn: Returns the figures of a trial.
-
-    Raises:
-        StoreUnreadable: The store does not answer.
-    """
+    """Compare everything that was sent to a store with its contents. The outbox must be empty."""
     delivered = read_outbox(paths.outbox)
     runs = store.runs(sweep_id)
     found = {one.trial: one for one in check_runs(records, delivered, runs, sweep_run.status)}

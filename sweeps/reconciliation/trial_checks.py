@@ -270,11 +270,7 @@ class TrialChecks:
 
 
 def _read_object(directory: Path, *, name: str) -> None:
-    """Read a file with a JSON object.
-
-    Raises:
-        ValueError: It holds something else.
-    """
+    """Read a file with a JSON object."""
     try:
         found = json.loads(read_regular(directory / name, LARGEST_TEXT))
     except (FileNotFoundError, NotADirectoryError):

@@ -30,14 +30,7 @@ _MOST_PARAMS = 30
 
 
 def describe_trial(record: TrialSummary, spec: SweepSpec, paths: SweepPaths, how: str) -> str:
-    """Describe a trial that has ended.
-
-    Args:
-        record: The trial.
-        spec: The sweep.
-        paths: Where the sweep is.
-        how: How it ended: `complete`, `pruned`, `stopped` or `failed`.
-    """
+    """Describe a trial that has ended."""
     record = alone(record)  # its run shows this training, whatever other seeds there are
     return _BREAK.join(
         [
@@ -55,14 +48,7 @@ def describe_sweep(
     spec: SweepSpec,
     why: str | None = None,
 ) -> str:
-    """Describe a sweep at the end of an attempt.
-
-    Args:
-        records: Its trials.
-        best: The best trial, or with several metrics the Pareto front.
-        spec: The sweep.
-        why: Why it ended before all of its trials ran, or without a result.
-    """
+    """Describe a sweep at the end of an attempt."""
     counts = Counter(record.state for record in records)
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)

@@ -20,11 +20,6 @@ def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterat
 
     Rows of the first step, of each epoch's end and of every `every`-th step are complete. Other
     rows keep only the layers' gradient norms.
-
-    Args:
-        rows: In the order of their steps.
-        every: `tracking.every` of the spec.
-        ended: The trial has ended and will have no further row: the last row is kept.
     """
     rows = list(_merge_steps(rows))
     last = rows[-1] if rows and ended else None

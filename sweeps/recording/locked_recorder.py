@@ -13,12 +13,7 @@ from tracking.recorder import MetricRow, Recorder, Status
 
 
 class LockedRecorder:
-    """Records as long as this driver holds the sweep's lock.
-
-    Args:
-        recorder: The recorder that receives each call.
-        fence: Called before each record; raises if another driver may run the sweep.
-    """
+    """Records as long as this driver holds the sweep's lock."""
 
     def __init__(self, recorder: Recorder, fence: Callable[[], None]) -> None:
         self._recorder = recorder

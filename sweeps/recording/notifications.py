@@ -54,16 +54,7 @@ class Trials(Protocol):
 
 
 class Notifier:
-    """Queues the events of a sweep.
-
-    Args:
-        paths: The sweep's directory, for commands.
-        spec: The sweep.
-        sweep_id: Its identity, a part of each id.
-        attempt: The number of this attempt at the sweep.
-        trials: The ledger.
-        queue: Receives the id and the body of each event, and drops those with a known id.
-    """
+    """Queues the events of a sweep."""
 
     def __init__(
         self,
@@ -103,12 +94,7 @@ class Notifier:
         self._add("new_best", f"{number}-{value}", trial, f"trial {number} {among}")
 
     def sweep_ended(self, status: Status, reason: str | None) -> None:
-        """Notify that the sweep finished, stopped or failed.
-
-        Args:
-            status: The status of the sweep's own run.
-            reason: Why it ended; None: all trials have ended.
-        """
+        """Notify that the sweep finished, stopped or failed."""
         trials, spec = self._trials.trials(), self._spec
         ended = sum(trial.finished for trial in trials)
         count = count_trials(spec.num_trials, trials, spec.repeats.seeds)
@@ -137,16 +123,7 @@ class Notifier:
         reason: str | None = None,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Queue an event.
-
-        Args:
-            event: The event.
-            at: Distinguishes it from other events of this kind in the sweep.
-            trial: The trial that it is about, or the best one.
-            sentence: What happened.
-            reason: Why.
-            counts: How many trials have ended in each way.
-        """
+        """Queue an event."""
         key = f"{self._sweep_id}-{event}-{at}"
         reason = None if reason is None else redact_clipped(reason, _LONGEST_REASON)
         result = None if trial is None or trial.state == "failed" else trial.result
@@ -192,13 +169,7 @@ def _is_json(value: object) -> bool:
 
 
 class NotifyingRecorder(LockedRecorder):
-    """Notifies of each end that is recorded, as long as this driver holds the sweep's lock.
-
-    Args:
-        recorder: The recorder that receives each call.
-        fence: Called before each record; raises if another driver may run the sweep.
-        notifier: Queues the events.
-    """
+    """Notifies of each end that is recorded, as long as this driver holds the sweep's lock."""
 
     def __init__(self, recorder: Recorder, fence: Callable[[], None], notifier: Notifier) -> None:
         super().__init__(recorder, fence)

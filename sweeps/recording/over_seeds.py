@@ -16,10 +16,6 @@ def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
 
     Tags have the state so far. The metrics are recorded once all seeds are complete, at the step
     of the first seed's last report.
-
-    Args:
-        first: The first seed, as `Ledger.trials` returns it.
-        recorder: The sweep's tracking.
     """
     seeds = first.over_seeds
     if seeds is None:

@@ -136,11 +136,7 @@ def best_tags(best: TrialRecord) -> dict[str, str]:
 
 
 def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
-    """Return a view for MLflow's charts: a sweep's trials and searched parameters, best first.
-
-    Args:
-        sweep_id: The sweep whose trials are shown; None: all trials of the chosen experiments.
-    """
+    """Return a view for MLflow's charts: a sweep's trials and searched parameters, best first."""
     curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
     ascending = spec.modes[0] == "min"
     value = spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
@@ -179,11 +175,7 @@ def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
 
 
 def curve_tags(every: Sequence[int]) -> dict[str, str]:
-    """Return, for the sweep's own run, how its curves are thinned; empty if they are complete.
-
-    Args:
-        every: `tracking.every` in each revision of the spec, the newest last.
-    """
+    """Return, for the sweep's own run, how its curves are thinned; empty if they are complete."""
     now, *before = reversed([density for density, _ in groupby(every)])
     if now == 1 and not before:
         return {}
@@ -203,9 +195,6 @@ def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
     The tags of the first driver keep their names. Where a later driver differs, its tag has the
     driver's number: `gradsweep.command.2`.
-
-    Args:
-        attempts: The tags of each driver in turn.
     """
     first = attempts[0] if attempts else {}
     tags = dict(first)

@@ -38,12 +38,7 @@ def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) 
 
 
 def read_config(file: Path) -> TrialConfig:
-    """Return the resolved configuration with which a run started.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file has other content.
-    """
+    """Return the resolved configuration with which a run started."""
     found = parse(read_regular(file, LARGEST_TEXT).decode(), str(file), {}).data
     if not found:  # the driver was killed right before it wrote
         raise ValueError(f"{file} is empty")
@@ -64,17 +59,6 @@ def keep_earlier(
     """Keep the stored configuration of a trial if it resumes with another one.
 
     No worker trains the trial meanwhile. A damaged configuration is not kept.
-
-    Args:
-        paths: The sweep's directory.
-        spec: The sweep's spec.
-        number: The trial's number.
-        config: What it resumes with.
-        accumulation: Its micro-batches for each step; None: those of the configuration.
-
-    Raises:
-        StorageError: The storage of the checkpoints cannot be read.
-        OSError: The trial's directory cannot be written.
     """
     directory = paths.trial(number)
     try:

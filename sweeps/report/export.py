@@ -48,16 +48,6 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
 
     The files are moved there when all are complete. What an export left that was killed is
     removed.
-
-    Args:
-        view: The sweep.
-        directory: The target directory; created when missing.
-        trial: Which trial; None: the best.
-
-    Raises:
-        NoBest: No trial has ended with a value, or the trial saved no weights.
-        NoChoice: Several trials are the best, and `trial` is None.
-        FileExistsError: The directory is not empty.
     """
     chosen, record = view.select_trial(trial), view.select_weights(trial)
     found = {path.name: path for path in directory.iterdir()} if directory.exists() else {}
@@ -106,24 +96,6 @@ def export_trial(
 
     The file of weights is `model.safetensors`, or `trained_parameters.safetensors` if the trial's
     checkpoints have only what was trained.
-
-    Args:
-        paths: The paths of the sweep.
-        spec: The sweep.
-        record: The trial.
-        directory: The target directory; created when missing.
-        provenance: Tags that say where the sweep ran, for the card.
-        ended: How many trials have ended, for the card.
-        standing: The trial's place among them, for the card.
-
-    Returns:
-        The files written.
-
-    Raises:
-        NoBest: The checkpoint of its best value is lost or damaged, or it never saved one.
-        OSError: The configuration cannot be read, or a file cannot be written.
-        StorageError: The object store cannot be reached, or a signal ended the child process; a
-            later attempt may succeed.
     """
     generation = best_generation(paths, spec, record)
     if isinstance(generation, str):
@@ -163,20 +135,7 @@ def export_trial(
 
 
 def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
-    """Register a sweep's best model in the model registry.
-
-    Args:
-        paths: The paths of the sweep.
-        number: The best trial.
-        model: The registered model's name; if it exists, a version is added.
-        pickled: Register a pickle of its class, not a graph.
-
-    Returns:
-        The version.
-
-    Raises:
-        NoVersion: The model could not be registered; the message says why.
-    """
+    """Register a sweep's best model in the model registry."""
     form = "pickle" if pickled else "pt2"
     # A child process, for the same reason as in `export_trial`.
     child = subprocess.run(
@@ -195,15 +154,7 @@ def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool =
 
 
 def draw_report(paths: SweepPaths, target: Path) -> Path:
-    """Write a sweep's report, an HTML page without external files.
-
-    Args:
-        paths: The paths of the sweep, which may be running.
-        target: The file, in a directory to which no other user can write.
-
-    Raises:
-        NoReport: The report could not be written; the message says why.
-    """
+    """Write a sweep's report, an HTML page without external files."""
     # A child process, for the same reason as in `export_trial`.
     child = subprocess.run(
         [

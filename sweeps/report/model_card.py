@@ -46,19 +46,7 @@ def model_card(
     standing: str = "the best",
     tested: RecordedTest | None = None,
 ) -> str:
-    """Return the card in Markdown.
-
-    Args:
-        spec: The sweep.
-        record: The trial.
-        config: The trial's configuration.
-        generation: The checkpoint of the weights.
-        provenance: Tags that say where and with what the sweep ran.
-        ended: How many trials have ended.
-        contents: What the file of the weights contains; None: all weights of the model.
-        standing: The trial's place among those that have ended.
-        tested: The values of this checkpoint on test data; None if it was not tested.
-    """
+    """Return the card in Markdown."""
     contents = contents or Exported([])
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())

@@ -30,22 +30,7 @@ _OURS = ("sweeps", "trainable", "tracking", "redaction")
 
 
 def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) -> str:
-    """Register the model of a trial's best checkpoint.
-
-    Args:
-        view: The sweep.
-        number: The trial.
-        model: The registered model's name.
-        pickled: Register a pickle of its class, not a graph.
-
-    Returns:
-        The version.
-
-    Raises:
-        NoBest: The checkpoint of the trial's best value is lost, or it saved none.
-        NotRegistered: The sweep's run does not exist yet, or the registry refuses.
-        TrainingError: The model cannot be built again.
-    """
+    """Register the model of a trial's best checkpoint."""
     record = view.record(number)
     generation = best_generation(view.paths, view.spec, record)
     if isinstance(generation, str):

@@ -49,17 +49,7 @@ _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
 
 
 def write_report(paths: SweepPaths, target: Path) -> None:
-    """Write a sweep's report.
-
-    Args:
-        paths: The paths of the sweep, which may be running.
-        target: The file, in a directory to which no other user can write.
-
-    Raises:
-        UnknownSweep: There is no such sweep.
-        LedgerError: Its ledger cannot be read.
-        OSError: The file cannot be written.
-    """
+    """Write a sweep's report."""
     optuna.logging.set_verbosity(
         optuna.logging.ERROR
     )  # else Optuna logs each trial that a figure leaves out

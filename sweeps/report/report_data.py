@@ -234,11 +234,7 @@ def thinned(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
 
 
 def copy_study(view: SweepStatus) -> optuna.Study:
-    """Return a study in memory with the sweep's trials, under the sweep's name.
-
-    Raises:
-        LedgerError: The ledger cannot be read.
-    """
+    """Return a study in memory with the sweep's trials, under the sweep's name."""
     return make_study(stored_trials(view), view.ledger.minimizes, view.paths.name)
 
 
@@ -250,13 +246,7 @@ def stored_trials(view: SweepStatus) -> list[FrozenTrial]:
 def make_study(
     trials: Iterable[FrozenTrial], minimizes: Sequence[bool], name: str | None = None
 ) -> optuna.Study:
-    """Return a study in memory.
-
-    Args:
-        trials: Its trials.
-        minimizes: For each of its values, whether lower is better.
-        name: Its name; None: Optuna invents one.
-    """
+    """Return a study in memory."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would announce the study
     try:

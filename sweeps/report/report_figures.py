@@ -384,17 +384,7 @@ def rungs(spec: SweepSpec) -> list[int]:
 
 
 def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
-    """Count the trials that reached each rung, by what happened to them next.
-
-    Args:
-        spec: The sweep.
-        records: Its trials.
-
-    Returns:
-        Lists with one count for each rung. Trials under `continued` reached the next rung. The
-        others did not, and are counted under their state. The counts of a rung add up to the
-        trials that reached it and have a decision there; in HyperBand, some brackets have none.
-    """
+    """Count the trials that reached each rung, by what happened to them next."""
     levels, rule = rungs(spec), spec.early_stopping.rule
     records = [record for record in records if record.role != "repeat"]
     firsts = [rule.first_rung(record.place, spec.budget.reports) for record in records]

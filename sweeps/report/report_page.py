@@ -65,13 +65,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def page(title: str, facts: Sequence[str], sections: Sequence[PageSection]) -> str:
-    """Return the page.
-
-    Args:
-        title: The sweep's name.
-        facts: Lines of plain text below it.
-        sections: The sections, in the order of the page.
-    """
+    """Return the page."""
     # With blanks between the links, so that the browser can wrap them.
     links = " ".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     body = "\n".join(

@@ -58,12 +58,6 @@ def draw_figures(
 
     The caller needs no lock, because the rows of a trial that has ended do not change. Child
     processes keep Matplotlib out of the caller's memory.
-
-    Args:
-        spec: The sweep.
-        paths: The paths of the sweep.
-        trials: The trials to draw.
-        scratch: Receives a directory for each trial; on the same filesystem as the sweep.
     """
     requests: list[dict[str, Any]] = []
     refused: list[DrawnTrial] = []
@@ -93,9 +87,6 @@ def record_figures(paths: SweepPaths, drawn: Iterable[DrawnTrial], recorder: Rec
     """Record figures with the trials' runs; a trial without any is tagged with the reason.
 
     The caller holds the sweep's lock.
-
-    Returns:
-        How many trials have figures now.
     """
     num_recorded = 0
     for one in drawn:

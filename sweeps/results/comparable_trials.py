@@ -39,11 +39,6 @@ def compare_all(
     """Select all trials, at the last epoch that every ended trial reached.
 
     With early stopping that is the lowest rung at which a trial was stopped.
-
-    Args:
-        spec: The sweep.
-        states: The states of its trials; failed ones are left out, as samplers do.
-        curves: Each trial's reported values, by epoch.
     """
     finite = _finite_curves(states, curves)
     ended = [max(c) for n, c in finite.items() if states[n] in ("complete", "pruned")]
@@ -62,13 +57,7 @@ def compare_all(
 def compare_survivors(
     spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
 ) -> ComparableTrials:
-    """Select the trials at the latest epoch that ten trials reached, or all if there are fewer.
-
-    Args:
-        spec: The sweep.
-        states: The states of its trials; failed ones are left out, as samplers do.
-        curves: Each trial's reported values, by epoch.
-    """
+    """Select the trials at the latest epoch that ten trials reached, or all if there are fewer."""
     finite = _finite_curves(states, curves)
     ends = sorted(map(max, finite.values()), reverse=True)
     if not ends:

@@ -34,25 +34,7 @@ class Incomparable(ValueError):
 
 
 def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
-    """Return the object that `sweep compare --json` prints.
-
-    Args:
-        views: The sweeps.
-        top: How many of each sweep's best trials are compared.
-
-    Returns:
-        `metric` and `mode`.
-        `leaders`: the best trials, the best first, each with all of its parameters. With several
-            metrics, `pareto` says whether no other trial of these sweeps beats it.
-        `differing`: the parameters in which they differ.
-        `same`: the searched parameters in which they do not differ.
-        `mlflow_compare_page`, `mlflow_metric_page`, `mlflow_charts_page`: None before the runs
-            exist, or if they are on several servers. The last is also None if the sweeps search
-            different parameters.
-
-    Raises:
-        Incomparable: The sweeps do not have the same metric, mode and `select`.
-    """
+    """Return the object that `sweep compare --json` prints."""
     first = views[0].spec
     for view in views[1:]:
         if view.spec.select != first.select:
@@ -104,21 +86,7 @@ def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
 
 
 def differences(view: SweepStatus, first: int, second: int) -> dict[str, Any]:
-    """Return the object that `sweep diff --json` prints.
-
-    Args:
-        view: The sweep.
-        first: A trial's number.
-        second: Another trial's number.
-
-    Returns:
-        `trials`: the two numbers. `values`: their results. `differing`: each parameter in which
-        they differ, with both values; null where a trial has none, whose name is then in
-        `absent`, a list for each trial.
-
-    Raises:
-        UnknownTrial: There is no trial of a number.
-    """
+    """Return the object that `sweep diff --json` prints."""
     records = [view.record(number) for number in (first, second)]
     a, b = (resolved(view, record) for record in records)
     names = [name for name in {**a, **b} if not _one([a.get(name, _ABSENT), b.get(name, _ABSENT)])]

@@ -252,11 +252,7 @@ def find_confirmation(view: SweepStatus) -> ConfirmationResult | None:
 
 
 def confirmed_trial(view: SweepStatus) -> TrialSummary:
-    """Return the trial that the last confirmation found to be the best.
-
-    Raises:
-        NoBest: There is none.
-    """
+    """Return the trial that the last confirmation found to be the best."""
     found, name = find_confirmation(view), view.paths.name
     if len(view.spec.metrics) > 1:
         raise NoBest(
@@ -299,15 +295,7 @@ def summarize(
     word: str,
     minimize: bool,
 ) -> ConfirmationResult:
-    """Return what a confirmation says.
-
-    Args:
-        found: How far it is.
-        trials: All trials of the sweep.
-        metric: The name of the metric.
-        word: What a report is called.
-        minimize: Whether less of the metric is better.
-    """
+    """Return what a confirmation says."""
     result = found.race
     leaders = [_leader(found, result, trials, number) for number in _order(found, result)]
     noise = None if result is None else result.noise

@@ -67,18 +67,7 @@ def tree_size(path: Path) -> int:
 
 
 def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, Any]:
-    """Return the object that `sweep du NAME --json` prints: a sweep's bytes by kind.
-
-    Args:
-        paths: The sweep.
-        with_objects: Count checkpoints in an object store, too.
-
-    Raises:
-        UnknownSweep: There is no such sweep.
-        RevisionError: Its `sweep.yaml` cannot be read.
-        StoreUntrusted: The object store is not trusted.
-        StoreUnusable: The object store does not answer.
-    """
+    """Return the object that `sweep du NAME --json` prints: a sweep's bytes by kind."""
     if not paths.exists():
         raise UnknownSweep(paths.name, paths.root)
     address, num_bytes = None, 0
@@ -97,12 +86,7 @@ def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, An
 
 
 def total_usage(root: Path, warn: Callable[[str], None]) -> dict[str, Any]:
-    """Return the object that `sweep du --json` prints: all sweeps, the largest first.
-
-    Args:
-        root: The directory of all sweeps.
-        warn: Receives why the objects of a sweep cannot be listed; its files are still measured.
-    """
+    """Return the object that `sweep du --json` prints: all sweeps, the largest first."""
 
     def measure(paths: SweepPaths) -> dict[str, Any]:
         try:
@@ -135,12 +119,7 @@ def objects_prefix(paths: SweepPaths, spec: SweepSpec) -> str | None:
 
 
 def sweep_objects(paths: SweepPaths, spec: SweepSpec) -> dict[str, int]:
-    """Return the sizes of a sweep's objects by key; empty without an object store.
-
-    Raises:
-        StoreUntrusted: The object store is not trusted.
-        StoreUnusable: The object store does not answer.
-    """
+    """Return the sizes of a sweep's objects by key; empty without an object store."""
     prefix = objects_prefix(paths, spec)
     if prefix is None:
         return {}

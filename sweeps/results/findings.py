@@ -77,14 +77,7 @@ class Findings:
 
 
 def find(view: SweepStatus) -> Findings:
-    """Return what a sweep found so far.
-
-    Args:
-        view: The sweep, which may be running.
-
-    Raises:
-        LedgerError: The ledger can no longer be read.
-    """
+    """Return what a sweep found so far."""
     return _Evidence(view).findings()
 
 

@@ -40,13 +40,7 @@ _NARROWEST = 0.1
 def next_overrides(
     view: SweepStatus, regions: Sequence[BadRegion], bounds: Sequence[NearBound]
 ) -> tuple[str, ...]:
-    """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue.
-
-    Args:
-        view: The finished sweep.
-        regions: Where its space was bad: it is narrowed there.
-        bounds: Where its best trials are near an end of a range: it is widened there.
-    """
+    """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
     num_trials, spec = len(of_search(view.records)), view.spec
     if view.stop is not None:
         more: tuple[str, ...] = view.stop.continue_overrides

@@ -33,13 +33,7 @@ class RankEffect(NamedTuple):
 def rank_effects(
     values: Mapping[int, float], params: Mapping[int, Mapping[str, Any]], keys: Sequence[str]
 ) -> dict[str, RankEffect]:
-    """Return the effect of each parameter that has more than one value, the largest first.
-
-    Args:
-        values: The value of each trial.
-        params: The parameters of each trial.
-        keys: The searched parameters.
-    """
+    """Return the effect of each parameter that has more than one value, the largest first."""
     found = {}
     for key in keys:
         pairs = [(params[n][key], value) for n, value in values.items() if key in params[n]]

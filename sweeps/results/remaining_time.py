@@ -31,16 +31,7 @@ def epochs_left(
     num_unstarted: int,
     finishing: Sequence[int] = (),
 ) -> float:
-    """Return how many epochs the sweep probably still trains.
-
-    Args:
-        spec: The sweep.
-        ended: How many trials have ended after so many epochs. A trial probably trains the mean of
-            those that came further than it.
-        unfinished: The epochs so far of each trial that has started and not ended.
-        num_unstarted: How many trials have not started.
-        finishing: The epochs so far of each trial that finishes a pruned one, to its end.
-    """
+    """Return how many epochs the sweep probably still trains."""
     budget = spec.budget.reports
     whole_trials = sum(budget - epoch for epoch in finishing)
     pausing = make_pausing_rule(spec)
@@ -93,13 +84,7 @@ def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
 
 
 class DeliveryEstimate:
-    """Estimate how long the delivery of records lasts beyond the training.
-
-    Args:
-        backlog: Returns how many records wait, and the id of the first one; ids ascend.
-        clock: Returns monotonic seconds.
-        every: Seconds between two calls of `backlog`.
-    """
+    """Estimate how long the delivery of records lasts beyond the training."""
 
     def __init__(
         self,
@@ -120,11 +105,7 @@ class DeliveryEstimate:
         return cls(lambda: backlog(paths.outbox))
 
     def seconds(self, training: float) -> float:
-        """Return the seconds from the end of training until all records are delivered.
-
-        Args:
-            training: For how many seconds the sweep still trains.
-        """
+        """Return the seconds from the end of training until all records are delivered."""
         if self._clock() - self._looked >= self._every:
             self._look()
         if not self._waiting:

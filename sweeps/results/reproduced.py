@@ -113,13 +113,7 @@ class Difference(NamedTuple):
 def first_difference(
     first: Sequence[Row], second: Sequence[Row], *, ignored: Collection[str] = ()
 ) -> Difference | None:
-    """Return the first difference of two runs, as far as both have trained; None without one.
-
-    Args:
-        first: The rows of a run.
-        second: Those of another one.
-        ignored: Metrics that are not compared, besides times and memory.
-    """
+    """Return the first difference of two runs, as far as both have trained; None without one."""
     from trainable.diagnostics import MEASURED  # which imports torch
 
     end = min(rows[-1].step if rows else -1 for rows in (first, second))
@@ -138,13 +132,7 @@ def first_difference(
 def first_logged_difference(
     first: Sequence[tuple[int, Row]], second: Sequence[tuple[int, Row]], *, until: int
 ) -> Difference | None:
-    """Return the first difference of what the user's code logged under its own steps.
-
-    Args:
-        first: For each row of a run, the run's step at that time, and the row.
-        second: The same of another run.
-        until: The last step of the run that is compared.
-    """
+    """Return the first difference of what the user's code logged under its own steps."""
     one, other = ([row for row in rows if row[0] <= until] for rows in (first, second))
     for index in range(max(len(one), len(other))):
         (at, was), (then, now) = (
@@ -199,10 +187,6 @@ def machine_differences(
     """Yield what differs from the machines of a sweep's drivers.
 
     What no driver recorded is not compared.
-
-    Args:
-        attempts: The tags of each driver of the sweep.
-        now: The tags of this process.
     """
     for key, what in _COMPARED.items():
         then = {attempt[key] for attempt in attempts if key in attempt}

@@ -76,11 +76,6 @@ def bad_regions(
 
     Only regions that chance does not explain: it would show one anywhere in the space in fewer
     than one of twenty sweeps.
-
-    Args:
-        space: The searched parameters.
-        params: The parameters of each trial that is compared.
-        bad: The trials that ended badly.
     """
     tested = [region for key in space for region in _candidates(key, space[key], params, bad)]
     found = []
@@ -121,14 +116,7 @@ def near_bounds(
     params: Params,
     leaders: Sequence[Leader],
 ) -> list[NearBound]:
-    """Return the parameters of which the best trials are near an end of the searched range.
-
-    Args:
-        space: The searched parameters.
-        params: The parameters of all trials. If several lie between the best trial and the end,
-            or beyond it in an earlier space, they have shown that it is no better there.
-        leaders: The best trials, the best first; the first three are looked at.
-    """
+    """Return the parameters of which the best trials are near an end of the searched range."""
     best = leaders[:_LEADERS]
     if len(best) < _LEADERS:
         return []

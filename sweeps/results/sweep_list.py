@@ -16,11 +16,7 @@ from tracking.trusted_stores import StoreUntrusted
 
 
 def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
-    """Yield each sweep's status; a sentence if it cannot be read.
-
-    Raises:
-        UserError: The root is a file.
-    """
+    """Yield each sweep's status; a sentence if it cannot be read."""
     if root.exists() and not root.is_dir():
         raise UserError(
             f"--root {root}: is a file; the root is the directory that holds all sweeps; "

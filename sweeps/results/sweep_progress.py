@@ -54,13 +54,7 @@ class TrialRow:
 
 
 def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
-    """Return the row of a trial as the ledger has it.
-
-    Args:
-        record: The trial.
-        spec: The sweep.
-        state: The state to show; see `SweepStatus.trial_state`.
-    """
+    """Return the row of a trial as the ledger has it."""
     metrics = dict(zip(spec.metrics, record.values, strict=False))
     if record.own_value is not None:
         metrics[best_name(spec)] = record.own_value
@@ -134,13 +128,6 @@ class SweepProgress:
 
     It counts with each event, so that a line of progress costs the same however many trials there
     are.
-
-    Args:
-        spec: The sweep.
-        before: The trials that earlier drivers have started.
-        total: The number of trials of the sweep; None: that of the spec.
-        delivery: Estimates how long the delivery takes after the training; None: it takes no time.
-        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -221,14 +208,7 @@ class SweepProgress:
         role: Role = "search",
         origin: int | None = None,
     ) -> None:
-        """A worker starts a trial, or starts it again.
-
-        Args:
-            number: The trial's number.
-            params: Its searched parameters.
-            role: Why it exists.
-            origin: The trial whose point it trains; None for a trial of the search.
-        """
+        """A worker starts a trial, or starts it again."""
         row = self._row_of(number)
         row.params = params
         with self._changing(number):

@@ -101,11 +101,7 @@ class NoChoice(ValueError):
 
 
 class SweepStatus:
-    """One sweep, read once at construction.
-
-    Raises:
-        UnknownSweep: There is no such sweep below that root.
-    """
+    """One sweep, read once at construction."""
 
     def __init__(self, paths: SweepPaths) -> None:
         if not paths.exists():
@@ -127,15 +123,7 @@ class SweepStatus:
 
     @classmethod
     def open(cls, name: str, root: str | Path | None = None) -> SweepStatus:
-        """Read a sweep by its name.
-
-        Args:
-            name: The sweep's name.
-            root: The directory of all sweeps; default: `$SWEEP_ROOT`, or `./runs`.
-
-        Raises:
-            UnknownSweep: There is no such sweep below the root.
-        """
+        """Read a sweep by its name."""
         return cls(SweepPaths(resolve_root(None if root is None else Path(root)), name))
 
     @property
@@ -333,13 +321,7 @@ class SweepStatus:
         return weights_of(record, self.records)
 
     def select_trial(self, number: int | None) -> TrialSummary:
-        """Return the trial that `number` names, whatever its state; the best one by default.
-
-        Raises:
-            UnknownTrial: There is no trial of that number.
-            NoBest: No trial has a result, or the named trial has no value.
-            NoChoice: There are several best trials and `number` is None.
-        """
+        """Return the trial that `number` names, whatever its state; the best one by default."""
         name = self.paths.name
         if number is not None:
             record = self.record(number)
@@ -357,11 +339,7 @@ class SweepStatus:
         )
 
     def front(self) -> list[TrialSummary]:
-        """Return the best trial, or with several metrics the Pareto front.
-
-        Raises:
-            NoBest: No trial has a result.
-        """
+        """Return the best trial, or with several metrics the Pareto front."""
         front = self.ledger.front()
         if not front:
             final = self.spec.select == "final"
@@ -401,11 +379,7 @@ class SweepStatus:
         }
 
     def details(self, number: int) -> dict[str, Any]:
-        """Return the object that `sweep show --json` prints.
-
-        Raises:
-            UnknownTrial: There is no trial of that number.
-        """
+        """Return the object that `sweep show --json` prints."""
         record = self.record(number)
         config = self.config(record)  # a resume may have changed the spec
         workers = config.get("workers", 1)
@@ -425,11 +399,7 @@ class SweepStatus:
         }
 
     def checkpoint(self, record: TrialSummary) -> str:
-        """Return where the checkpoint of a trial's value is: a directory, or a prefix of objects.
-
-        Raises:
-            NoBest: It is lost, or the trial never saved one.
-        """
+        """Return where the checkpoint of a value is: a directory, or a prefix of objects."""
         found = best_generation(self.paths, self.spec, self.weights_of(record))
         if isinstance(found, str):
             raise NoBest(found)
@@ -465,11 +435,7 @@ class SweepStatus:
         }
 
     def record(self, number: int) -> TrialSummary:
-        """Return one trial's record.
-
-        Raises:
-            UnknownTrial: There is no such trial.
-        """
+        """Return one trial's record."""
         if not 0 <= number < len(self.records):
             raise UnknownTrial(
                 f"sweep '{self.paths.name}' has no trial {number}; "

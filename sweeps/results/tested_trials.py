@@ -20,13 +20,7 @@ def tested_trials(view: SweepStatus) -> dict[int, RecordedTest]:
 
 
 def selection_cautions(view: SweepStatus, record: TrialSummary, times: int) -> Iterator[str]:
-    """Yield why the test value of a trial may be too good, in sentences.
-
-    Args:
-        view: The sweep.
-        record: The trial.
-        times: How often it was evaluated on test data, this time included.
-    """
+    """Yield why the test value of a trial may be too good, in sentences."""
     front, by = view.ledger.front(), view.spec.objective_description
     others = [number for number in tested_trials(view) if number != record.number]
     if record.search_number not in [one.search_number for one in front]:

@@ -23,14 +23,6 @@ def trial_output(view: SweepStatus, number: int, *, follow: bool) -> Iterator[st
     """Yield what a trial printed: prints, warnings, and how its process ended.
 
     The output of its further ranks follows that of its first.
-
-    Args:
-        view: The sweep.
-        number: The trial.
-        follow: Yield new lines until the trial ends, or no driver runs the sweep.
-
-    Raises:
-        UnknownTrial: There is no trial of that number.
     """
     view.record(number)
 

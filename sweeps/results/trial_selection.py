@@ -38,20 +38,7 @@ def select_rows(
     top: int | None = None,
     state: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows to show, in their order.
-
-    Args:
-        rows: As `SweepStatus.rows` returns them.
-        spec: The sweep.
-        sort: `value` or a metric sorts the best first; another column of `_COLUMNS` or a
-            parameter in ascending order. Rows without a value come last. None: the
-            order of the rows.
-        top: How many rows at most; None: all.
-        state: Only trials in this state; None: all.
-
-    Raises:
-        UserError: There is no such column or state.
-    """
+    """Return the rows to show, in their order."""
     if state is not None and state not in STATES:
         raise UserError(_unknown("--state", state, STATES, "state of a trial"))
     found = [row for row in rows if state in (None, row["state"])]

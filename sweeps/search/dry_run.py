@@ -33,16 +33,7 @@ _WARM = 12  # trials of a warm start, more than any sampler needs before it lear
 
 
 def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
-    """Build the sampler of a sweep and let it suggest before and after trials have ended.
-
-    Args:
-        spec: The sweep.
-        warm: The trials of earlier sweeps; None: invented ones, if the spec names a warm start.
-
-    Raises:
-        SamplerRejected: The sampler cannot be built, or fails.
-        UserError: The stopping rule needs a package that is not installed.
-    """
+    """Build the sampler of a sweep and let it suggest before and after trials have ended."""
     if (missing := spec.early_stopping.rule.missing_package()) is not None:
         raise UserError([Issue(("early_stopping", "scheduler"), missing)])
     check_sampler(spec)

@@ -54,11 +54,7 @@ _WRONG, _RIGHT = 0.35, 0.5
 
 
 class PriorTrials:
-    """Which trials of a sweep are drawn around priors, and with which values.
-
-    Args:
-        spec: The sweep.
-    """
+    """Which trials of a sweep are drawn around priors, and with which values."""
 
     def __init__(self, spec: SweepSpec) -> None:
         self._seed = spec.seed
@@ -82,12 +78,7 @@ class PriorTrials:
         """Whether there are priors."""
 
     def takes(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
-        """Return whether a trial is drawn around priors, if there are any.
-
-        Args:
-            number: Its number among the trials of the search.
-            trials: The trials of the search before it.
-        """
+        """Return whether a trial is drawn around priors, if there are any."""
         own = self._own(trials)
         if not own:
             return True
@@ -103,13 +94,7 @@ class PriorTrials:
         return drawn < share * min(max((wins - _WRONG) / (_RIGHT - _WRONG), 0.0), 1.0)
 
     def values(self, number: int, attempt: int, trials: Sequence[FrozenTrial]) -> PriorValues:
-        """Return the values of a trial that is drawn around priors.
-
-        Args:
-            number: Its number among the trials of the search.
-            attempt: How many of its points were dropped before.
-            trials: The trials of the search before it.
-        """
+        """Return the values of a trial that is drawn around priors."""
         exact = not attempt and not self._own(trials)
         return PriorValues(
             self._prior,
@@ -131,15 +116,7 @@ class PriorTrials:
 
 
 class PriorValues:
-    """The values of one trial that is drawn around priors.
-
-    Args:
-        prior: Returns the prior of a parameter, which may depend on the values before it.
-        seed: The seed of the draws.
-        exact: Whether the values are the priors themselves.
-        digest: Identifies the priors; a trial that was drawn around them has it as an attribute.
-        first: The parameters on which the priors of others depend, which are drawn before them.
-    """
+    """The values of one trial that is drawn around priors."""
 
     def __init__(
         self, prior: Value, seed: int, exact: bool, digest: str, first: Sequence[str]
@@ -154,13 +131,7 @@ class PriorValues:
         return self._prior(key, distribution, point) is not None
 
     def of(self, key: str, distribution: Distribution, point: Mapping[str, Any]) -> Any:
-        """Return the value of a parameter that has a prior.
-
-        Args:
-            key: The parameter.
-            distribution: Its distribution.
-            point: The values of the parameters before it.
-        """
+        """Return the value of a parameter that has a prior."""
         prior = self._prior(key, distribution, point)
         assert prior is not None
         self.used = True
@@ -178,11 +149,6 @@ def draw(prior: Prior, distribution: Distribution, generator: random.Random) -> 
 
     Of a range, from a normal distribution that is cut off at its ends, on the range's own scale.
     Of a choice, another option is drawn with the probability `width`, all of them alike.
-
-    Args:
-        prior: The prior.
-        distribution: The distribution that contains it.
-        generator: Its next number decides.
     """
     at = generator.random()
     if isinstance(distribution, Choice) and not isinstance(distribution, Powers):
@@ -216,10 +182,6 @@ class Comparison:
 
         None before a trial of `own` has reached a rung or failed. One more rival counts as better,
         so that there is no chance without rivals, and one more trial wins half of the time.
-
-        Args:
-            own: The trials whose chance it is.
-            others: Those they are compared with.
         """
         rivals = [one for one in map(self._losses, others) if one]
         shares = [
@@ -258,9 +220,5 @@ def _points(one: Sequence[tuple[float, ...]], other: Sequence[tuple[float, ...]]
 
 
 def rungs_of(epochs: int) -> tuple[int, ...]:
-    """Return where trials are compared that no rule stops: at doubling lengths, and at the end.
-
-    Args:
-        epochs: The reports of a full training.
-    """
+    """Return where trials are compared that no rule stops: at doubling lengths, and at the end."""
     return (*(2**power for power in range(epochs.bit_length()) if 2**power < epochs), epochs)

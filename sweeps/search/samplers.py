@@ -101,23 +101,14 @@ _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 
 
 class SamplerRejected(UserError):
-    """A sampler cannot be built from the spec.
-
-    Args:
-        message: Value, rule and remedy.
-        key: The key below `search` that is wrong; `sampler` by default.
-    """
+    """A sampler cannot be built from the spec."""
 
     def __init__(self, message: str, *key: str) -> None:
         super().__init__([Issue(("search", *(key or ("sampler",))), message)])
 
 
 def check_sampler(spec: SweepSpec) -> None:
-    """Build the sampler of a sweep's first trial.
-
-    Raises:
-        SamplerRejected: The sampler cannot be built.
-    """
+    """Build the sampler of a sweep's first trial."""
     package = _PACKAGES.get(spec.search.sampler)
     if package is not None and importlib.util.find_spec(package) is None:
         raise SamplerRejected(
@@ -128,12 +119,7 @@ def check_sampler(spec: SweepSpec) -> None:
 
 
 class Samplers:
-    """The samplers of one sweep.
-
-    Args:
-        spec: The sweep.
-        warm: Trials of earlier sweeps that the samplers learn from.
-    """
+    """The samplers of one sweep."""
 
     def __init__(self, spec: SweepSpec, warm: Sequence[FrozenTrial] = ()) -> None:
         self._warm = warm
@@ -144,16 +130,7 @@ class Samplers:
         self._space = spec.search_space()
 
     def of(self, number: int, attempt: int = 0, tried: Set[PointKey] = frozenset()) -> BaseSampler:
-        """Build the sampler of a trial.
-
-        Args:
-            number: The number of the trial.
-            attempt: How many of its points were dropped before.
-            tried: The points of a grid that trials have used.
-
-        Raises:
-            SamplerRejected: The sampler cannot be built.
-        """
+        """Build the sampler of a trial."""
         return self._of(number, self._seed_of(number, attempt), tried)
 
     def of_priors(self, number: int, attempt: int) -> BaseSampler:
@@ -161,10 +138,6 @@ class Samplers:
 
         It suggests the parameters without a prior, with a seed that no other trial has. Of a
         sequence of points it takes none.
-
-        Args:
-            number: As in `of`.
-            attempt: As in `of`.
         """
         place = 0 if self._sampler == "qmc" else number
         return self._of(place, self._seed_of("prior", number, attempt), frozenset())

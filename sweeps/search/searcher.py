@@ -48,23 +48,7 @@ _OF_SEARCH = ("search", "repeat")
 
 
 class LedgerSearcher(Searcher):
-    """Return the trials of the ledger to Ray Tune.
-
-    Args:
-        ledger: The trials of the sweep.
-        spec: The sweep; `spec.num_trials` limits the number of trials.
-        paths: The files of the sweep.
-        fence: Called right before a trial is added; raises when another driver may run the sweep.
-        refuse: Called with a trial whose parameters are no valid configuration, and the error.
-            It records the trial's end.
-        concurrency: How many trials may run at once.
-        max_workers: How many workers (ranks) the running trials may have together; None: as many
-            as they like. The next trial waits until its group fits, and holds nothing meanwhile.
-        threads: CPU threads of each trial.
-        warn: Called with a trial's number and a message for the user.
-        flush: Returns once the ledger has stored all reports so far.
-        add_extra: Adds the extra trials that the results so far call for, and returns them.
-    """
+    """Return the trials of the ledger to Ray Tune."""
 
     def __init__(
         self,
@@ -197,11 +181,7 @@ class LedgerSearcher(Searcher):
         return used + self._spec.workers_of(trial.params) <= self._max_workers
 
     def _config(self, trial: TrialRecord) -> TrialConfig:
-        """Return the configuration of a trial.
-
-        Raises:
-            SpecError: Its parameters are no valid configuration, or it would never start.
-        """
+        """Return the configuration of a trial."""
         config = self._spec.trial_config(trial.seed, trial.params)
         if self._max_workers is not None and config.workers > self._max_workers:
             again = self._paths.command("retry", "--trial", str(trial.number), program=PROGRAM)
@@ -344,11 +324,6 @@ def replayed_scheduler(
 
     A last report without its checkpoint is left out. The trial repeats the epoch and reports it
     again, and the scheduler then decides.
-
-    Args:
-        spec: The sweep.
-        trials: All trials of its ledger.
-        saved_epoch: Returns the epoch of the newest checkpoint of a trial; 0: it has none.
     """
     scheduler = make_scheduler(spec)
     if not scheduler.compares:

@@ -47,10 +47,6 @@ def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[Frozen
 
     Such a trial has ended when the last of its seeds has, for the reason of the seed that decides
     how it ended. Its values at rungs are those of its seeds (`trial_evidence`).
-
-    Args:
-        trials: All trials of a sweep.
-        repeats: How many seeds each configuration gets.
     """
     seeds: dict[int, list[FrozenTrial]] = {
         trial.number: [trial] for trial in trials if is_of_search(trial.user_attrs)

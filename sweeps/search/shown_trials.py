@@ -86,12 +86,7 @@ class TrialHistory(Protocol):
 
 
 class ShownTrials:
-    """Show the trials of a ledger to samplers.
-
-    Args:
-        spec: The sweep.
-        ledger: The trials so far.
-    """
+    """Show the trials of a ledger to samplers."""
 
     def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
         self._spec = spec
@@ -168,23 +163,14 @@ class ShownTrials:
         return self._extra
 
     def as_points(self, but: int) -> list[FrozenTrial]:
-        """Return trials as points of the space, those of earlier sweeps first.
-
-        Args:
-            but: The position of a trial that is left out.
-        """
+        """Return trials as points of the space, those of earlier sweeps first."""
         if self._spec.search.sampler in LEARN_NOTHING:
             return self.warm_start
         trials = self.of_search()
         return [*self.warm_start, *map(self.as_point, trials[:but] + trials[but + 1 :])]
 
     def for_sampler(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
-        """Return trials as a sampler receives them.
-
-        Args:
-            sampler: The sampler.
-            shown: The trials that `as_points` has returned.
-        """
+        """Return trials as a sampler receives them."""
         received = failures_as_worst(
             self._as_they_compare(sampler, shown),
             sampler,
@@ -312,12 +298,6 @@ def failures_as_worst(
     For TPE it is a pruned trial without a report, which ranks behind all others. GP, CMA-ES and
     NSGA-II learn from complete trials alone: for them it has the worst value that one of these
     has, of each metric. Other samplers receive the trials unchanged.
-
-    Args:
-        trials: The trials that a sampler would otherwise receive.
-        sampler: The sampler.
-        startup: While fewer trials have ended with a result, all are returned unchanged.
-        directions: The direction of each metric.
     """
     fail = TrialState.FAIL  # looking it up for each trial would take long
     failed = {
@@ -372,19 +352,12 @@ def enough_at_a_rung(parameters: int) -> int:
     """Return how many trials at a rung a model of its values needs.
 
     The number is N_min + 2 of Falkner et al., "BOHB" (2018), with N_min = d + 1.
-
-    Args:
-        parameters: The number d of parameters.
     """
     return parameters + 3
 
 
 class OfEachTrial(Generic[_T]):
-    """Compute something of each of many trials, and again only where a trial is another object.
-
-    Args:
-        compute: Computes it.
-    """
+    """Compute something of each of many trials, and again only where a trial is another object."""
 
     def __init__(self, compute: Callable[[FrozenTrial], _T]) -> None:
         self._compute = compute
@@ -408,11 +381,6 @@ class OneRung:
     reached the rung becomes a complete one with the value that it had there, even if it still
     trains. A trial that was stopped before remains pruned and so ranks lower. One that was cut off
     before tells nothing. One whose value there is not finite is a failure of its parameters.
-
-    Args:
-        rungs: Epochs, ascending; none: trials are not compared at rungs.
-        minimize: Whether less is better.
-        select: What the value of a trial is: its best one up to the rung, or that at the rung.
     """
 
     def __init__(
@@ -427,15 +395,7 @@ class OneRung:
     def show(
         self, trials: Sequence[FrozenTrial], *, startup: int, enough: int, first: int = 0
     ) -> list[FrozenTrial]:
-        """Return trials as they were at the rung.
-
-        Args:
-            trials: The trials that a sampler would otherwise receive.
-            startup: While fewer trials have ended with a result, all are returned as they ended.
-            enough: How many trials of the sweep itself must have a finite value at the rung, at
-                least 1.
-            first: The place of the first of these; those of earlier sweeps come before.
-        """
+        """Return trials as they were at the rung."""
         ended = filter(self._has_result, trials)
         reached = sorted(self._reached(trials)[first:])
         high = [

@@ -45,12 +45,7 @@ _REPEATS = 3  # drafts of points that were tried, in a space with a finite numbe
 
 
 class Suggester:
-    """Make the suggestions of a sweep from the spec and the ledger's trials alone.
-
-    Args:
-        spec: The sweep.
-        ledger: The trials so far.
-    """
+    """Make the suggestions of a sweep from the spec and the ledger's trials alone."""
 
     def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
         self._spec = spec
@@ -73,12 +68,7 @@ class Suggester:
         return self._priors.any or self._spec.search.sampler not in LEARN_NOTHING
 
     def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Suggestion:
-        """Return the parameters of a trial.
-
-        Args:
-            number: The number of the trial.
-            stored: Parameters that the trial already has; the sampler adds the others.
-        """
+        """Return the parameters of a trial."""
         points = self._spec.search.points
         self._tried.read(self._ledger.frozen_trials())
         may_repeat = self._repeats or stored is not None
@@ -289,13 +279,7 @@ def tells_nothing(shown: Sequence[FrozenTrial]) -> bool:
 
 
 def is_known(point: Mapping[str, Any], shown: Sequence[FrozenTrial], space: SearchSpace) -> bool:
-    """Return whether a suggestion is near the point of a trial, so that a random one is better.
-
-    Args:
-        point: The suggestion.
-        shown: The trials so far, as points of the space; one outside has no parameters.
-        space: The search space.
-    """
+    """Return whether a suggestion is near the point of a trial, so that a random one is better."""
     return any(_is_near(point, one.params, space) for one in shown)
 
 

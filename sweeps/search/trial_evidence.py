@@ -61,12 +61,6 @@ def values_at(
     """Return the values of a trial by a rung; None if it has not reached it.
 
     They are `NOT_FINITE` if none is finite, or if it failed because of its parameters.
-
-    Args:
-        trial: The trial, or the configuration.
-        rung: An epoch.
-        minimize: Whether less of the first metric is better.
-        select: As in `value_of`.
     """
     if failed_by_parameters(trial):
         return NOT_FINITE

@@ -25,12 +25,7 @@ _NEAR = 0.05
 
 
 class TriedPoints:
-    """The points that trials have used.
-
-    Args:
-        space: The search space.
-        point_of: Returns a trial's point of the space; None if it lies outside.
-    """
+    """The points that trials have used."""
 
     def __init__(
         self, space: SearchSpace, point_of: Callable[[FrozenTrial], Mapping[str, Any] | None]
@@ -41,11 +36,7 @@ class TriedPoints:
         self._num_read = 0
 
     def read(self, trials: Sequence[FrozenTrial]) -> None:
-        """Add the points of the trials that were created since the last call.
-
-        Args:
-            trials: All trials of the study, in the order of their numbers.
-        """
+        """Add the points of the trials that were created since the last call."""
         for trial in trials[self._num_read :]:
             if is_of_search(trial.user_attrs) and (point := self._point_of(trial)) is not None:
                 self._keys[trial.number] = self._space.point_key(point)
@@ -57,11 +48,7 @@ class TriedPoints:
         return self._space.point_key(point) in self._used
 
     def keys(self, but: int | None = None) -> set[PointKey]:
-        """Return the used points.
-
-        Args:
-            but: The number of a trial whose own point does not count.
-        """
+        """Return the used points."""
         if but not in self._keys:
             return self._used
         return {key for number, key in self._keys.items() if number != but}
@@ -69,13 +56,7 @@ class TriedPoints:
     def nearest_unused(
         self, point: Mapping[str, Any], known: Mapping[str, Any], seed: int
     ) -> dict[str, Any] | None:
-        """Return the point nearest to a given one that no trial has used; None if there is none.
-
-        Args:
-            point: The given point.
-            known: Values that the returned point has.
-            seed: The seed of the points that are drawn if there are too many.
-        """
+        """Return the point nearest to a given one that no trial has used, if there is one."""
         candidates = self._candidates(point, known, seed)
         unused = (one for one in candidates if not self.contains(one))
         return min(unused, key=lambda one: self._space.distance(point, one), default=None)

@@ -46,13 +46,7 @@ class AppliedPrior:
 def applied_priors(
     space: Mapping[str, Distribution], optimizer: str, *, with_defaults: bool
 ) -> Sequence[AppliedPrior]:
-    """Return all priors of a space, in its order.
-
-    Args:
-        space: The distributions.
-        optimizer: The optimizer if it is not searched.
-        with_defaults: Whether defaults of optimizers are priors; see `search.priors`.
-    """
+    """Return all priors of a space, in its order."""
     searched = space.get(OPTIMIZER)
     names = searched.options if isinstance(searched, Choice) else [optimizer]
 

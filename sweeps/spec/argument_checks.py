@@ -20,11 +20,7 @@ LONGEST_VALUE = 6000  # characters; the tracking store's limit for a parameter
 
 
 def argument_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Check the arguments of task, sampler, optimizer and schedule, and the keys of the space.
-
-    Args:
-        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-    """
+    """Check the arguments of task, sampler, optimizer and schedule, and the keys of the space."""
     task = data.get("task")
     if isinstance(task, dict):
         yield from _form_faults(task, ("task",))

@@ -171,11 +171,7 @@ def short_forms(data: dict[str, Any]) -> Iterator[KeyPath]:
 
 
 def resolve(data: dict[str, Any]) -> list[AutoChoice]:
-    """Replace each `auto` by what it takes; return what was taken.
-
-    Args:
-        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-    """
+    """Replace each `auto` by what it takes; return what was taken."""
     list(short_forms(data))
     asked = [section for section, key in _KEYS.items() if _section(data, section).get(key) == AUTO]
     if not asked:
@@ -200,11 +196,7 @@ def resolve(data: dict[str, Any]) -> list[AutoChoice]:
 
 
 def refuse_another_choice(choices: Sequence[AutoChoice]) -> None:
-    """Refuse `auto` in a resume.
-
-    Raises:
-        UserError: There is such a choice.
-    """
+    """Refuse `auto` in a resume."""
     if choices:
         raise UserError(
             [

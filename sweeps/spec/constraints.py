@@ -71,11 +71,7 @@ class Constraint:
 
 
 def parse_constraint(text: str) -> Constraint:
-    """Parse a constraint.
-
-    Raises:
-        UserError: The text is not a constraint.
-    """
+    """Parse a constraint."""
     if len(text) > _LONGEST:
         raise UserError(
             f"the constraint has {len(text)} characters; at most {_LONGEST} are allowed; write "

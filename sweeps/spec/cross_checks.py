@@ -60,15 +60,7 @@ def cross_field_checks(
     show: Show = lambda _path, value: written(value),
     drawn: int = 0,
 ) -> Iterator[Issue]:
-    """Check the fields of a spec against each other.
-
-    Args:
-        root: The model of a whole spec.
-        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-        space: The distributions; None for one that is invalid.
-        show: Returns a value as the user wrote it.
-        drawn: The number of existing trials.
-    """
+    """Check the fields of a spec against each other."""
     yield from _objective_faults(data)
     yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
@@ -226,14 +218,7 @@ def _population_faults(
     rule: type[StoppingRule],
     late: tuple[int, BudgetConfig] | None,
 ) -> Iterator[Issue]:
-    """Check what a population needs: size, interval, parameters to search and to keep equal.
-
-    Args:
-        data: The spec as plain data.
-        space: The distributions; None for one that is invalid.
-        rule: The rule of the population.
-        late: The interval and the budget if it is not below the budget; else None.
-    """
+    """Check what a population needs: size, interval, parameters to search and to keep equal."""
     trials, scheduler = data.get("trials"), rule.name
     stopping = data.get("early_stopping")
     if isinstance(stopping, dict) and stopping.get("exempt"):

@@ -26,13 +26,7 @@ _WITHOUT_DECAY = ("rprop",)
 
 
 def default_prior(key: str, distribution: Distribution, optimizer: str) -> Prior | None:
-    """Return the prior that an optimizer's default is; None if the range does not have it.
-
-    Args:
-        key: The parameter.
-        distribution: Its distribution.
-        optimizer: The name of the optimizer.
-    """
+    """Return the prior that an optimizer's default is; None if the range does not have it."""
     defaults = optimizer_defaults(optimizer)
     option = key.removeprefix(_SECTION)
     if not key.startswith(_SECTION) or option not in defaults:
@@ -42,11 +36,7 @@ def default_prior(key: str, distribution: Distribution, optimizer: str) -> Prior
 
 
 def optimizer_defaults(optimizer: str) -> Mapping[str, Any]:
-    """Return what an optimizer has for each option that is left out; nothing for a user's class.
-
-    Args:
-        optimizer: The name of the optimizer.
-    """
+    """Return an optimizer's value of each option left out; nothing for a user's class."""
     known = OPTIMIZER_DEFAULTS.get(optimizer)
     if known is None:
         return {}

@@ -61,9 +61,6 @@ class Document:
         """Turn a later `UserError` about keys into a `SpecError` with their positions.
 
         Such errors are resources that no machine has, or a task that cannot be loaded.
-
-        Raises:
-            SpecError: For a `UserError` whose issues all name a key.
         """
         try:
             yield

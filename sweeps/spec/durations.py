@@ -15,14 +15,7 @@ _LONGEST = 365 * 24 * 3600
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of `30s`, `2m`, `1m30s`, `1h` or, without a unit, `90`.
-
-    Args:
-        option: The option or key, for the message, such as `--grace`.
-
-    Raises:
-        WrongDuration: The text is not a duration, or longer than a year.
-    """
+    """Return the seconds of `30s`, `2m`, `1m30s`, `1h` or, without a unit, `90`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
         raise WrongDuration(

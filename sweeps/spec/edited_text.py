@@ -17,14 +17,7 @@ _SCALAR = re.compile(r"""(?:"(?:\\.|[^"\\\n])*"|'(?:''|[^'\n])*'|[^\s,#\[\]{}"'&
 
 
 def with_values(text: str, label: str, changes: Iterable[Sequence[str]]) -> str | None:
-    """Return the text with other values; None where one is no simple change.
-
-    Args:
-        text: A YAML file.
-        label: How messages name it.
-        changes: Dotted keys with the text of each new value, applied in order. A key of the top
-            level that the file lacks is added at the end.
-    """
+    """Return the text with other values; None where one is no simple change."""
     for key, value in changes:
         edited = _with_value(text, label, key, value)
         if edited is None:

@@ -73,11 +73,7 @@ _TUNE_CALL = re.compile(r"\s*(ray\.)?tune\.\w+\(")
 
 
 def describe_other_tool(data: Mapping[str, Any]) -> str | None:
-    """Return a message about a sweep file of W&B, Optuna or Ray Tune; None about other files.
-
-    Args:
-        data: The content of the file.
-    """
+    """Return a message about a sweep file of W&B, Optuna or Ray Tune; None about other files."""
     if "task" in data or isinstance(data.get("space"), dict):
         return None  # a spec
     spaces = [data[key] for key in _OPTUNA_SPACES if isinstance(data.get(key), dict)]
@@ -173,10 +169,6 @@ def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
     """Return the message about an unknown key.
 
     `training_rules` is never suggested: the program writes it, not the user.
-
-    Args:
-        root: The model that `path` starts in.
-        path: The path of the unknown key.
     """
     word = str(path[-1])
     owner = field_at(root, path[:-1])
@@ -234,14 +226,7 @@ def expectation(kind: str, info: FieldInfo | None, ctx: Mapping[str, Any]) -> st
 
 
 def describe(error: Mapping[str, Any], info: FieldInfo | None, key: str, shown: str) -> str:
-    """Return the message for a pydantic error on one value: value, rule, remedy.
-
-    Args:
-        error: An error of pydantic, with `type`, `msg` and `ctx`.
-        info: The field, for its bounds, default and examples.
-        key: The field's dotted path, for the meaning of null.
-        shown: The value as the user wrote it.
-    """
+    """Return the message for a pydantic error on one value: value, rule, remedy."""
     kind, ctx = error["type"], error.get("ctx", {})
     write = _example(info, key)
     if kind == "literal_error":
@@ -283,14 +268,7 @@ def translate(
     data: Any,
     show: Callable[[KeyPath, object], str],
 ) -> list[Issue]:
-    """Translate pydantic's errors into issues, with paths in `data` and complete messages.
-
-    Args:
-        root: The model of a whole spec, in which paths are looked up.
-        error: The error of pydantic.
-        data: The data that was validated.
-        show: Returns a value as the user wrote it.
-    """
+    """Translate pydantic's errors into issues, with paths in `data` and complete messages."""
     faults: dict[KeyPath, Issue] = {}
     for item in error.errors(include_url=False):
         if item["type"] == FOLLOWS:

@@ -33,15 +33,7 @@ def fixed_values(
     *,
     own_optimizer: bool = False,
 ) -> dict[str, Any]:
-    """Return the value of everything that may be searched, by dotted key.
-
-    Args:
-        train: The section of the spec, as the next ones.
-        task: Its arguments may be anything.
-        resources: Only the number of workers may be searched.
-        own_optimizer: Whether each trial has an optimizer of its own: the defaults that depend on
-            it are no values of the spec.
-    """
+    """Return the value of everything that may be searched, by dotted key."""
     data = train.model_dump(mode="json")
     if own_optimizer:
         data["optimizer"] = train.optimizer.model_dump(mode="json", exclude_unset=True)

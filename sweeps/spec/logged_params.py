@@ -24,11 +24,6 @@ def run_start(config: TrialConfig, params: Mapping[str, Any]) -> RunStart:
     """Return a trial's parameters, each under its dotted key, and its seeds as tags.
 
     The seeds of any two trials differ, so as parameters they would lead each comparison.
-
-    Args:
-        config: The trial's whole configuration.
-        params: Its searched parameters. Only those whose value is a mapping add a key to those of
-            the configuration, which has the leaves of that mapping.
     """
     data = config.model_dump(mode="json")
     data.pop("workers", None)  # a resume may change it, and a parameter stays; the runs have a tag

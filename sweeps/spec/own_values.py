@@ -35,10 +35,6 @@ def resolve_search(spec: SweepSpec, task_defaults: Mapping[str, Any]) -> Resolve
 
     The points are stored with the sweep, so that a resume is not affected by later changes of the
     task. Searched arguments of the task that the file does not have get the task's defaults.
-
-    Args:
-        spec: The spec of a new sweep.
-        task_defaults: The default arguments of the task, by their names.
     """
     cautions = [] if spec.num_trials == spec.trials else [_few_points(spec)]
     cautions += prior_cautions(spec.search_space(), spec.search, spec.train.optimizer.name)

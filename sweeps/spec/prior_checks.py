@@ -21,13 +21,7 @@ _DRAWS = 1_000
 
 
 def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> Iterator[Issue]:
-    """Refuse priors that no trial would be drawn around.
-
-    Args:
-        space: The search space.
-        search: The section `search`.
-        optimizer: The name of the optimizer if it is not searched.
-    """
+    """Refuse priors that no trial would be drawn around."""
     own = [key for key, one in space.distributions.items() if one.prior is not None]
     if search.sampler == "grid":
         rule = "grid tries every value in a fixed order, so that a prior would change nothing"
@@ -50,13 +44,7 @@ def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> It
 
 
 def prior_cautions(space: SearchSpace, search: SearchConfig, optimizer: str) -> list[str]:
-    """Return a sentence if no allowed point has all priors, with one of the optimizers.
-
-    Args:
-        space: The search space.
-        search: The section `search`.
-        optimizer: The name of the optimizer if it is not searched.
-    """
+    """Return a sentence if no allowed point has all priors, with one of the optimizers."""
     own = {key: one.prior.value for key, one in space.distributions.items() if one.prior}
     searched = space.distributions.get(OPTIMIZER)
     names = [str(own.get(OPTIMIZER, optimizer))]

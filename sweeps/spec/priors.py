@@ -46,15 +46,7 @@ class Prior:
 
 
 def parse_prior(data: Mapping[str, Any], distribution: Distribution) -> Prior:
-    """Parse the keys beside a distribution.
-
-    Args:
-        data: A mapping with at least one of the keys.
-        distribution: The distribution beside them.
-
-    Raises:
-        UserError: A value is not valid.
-    """
+    """Parse the keys beside a distribution."""
     faults = []
     if PRIOR not in data:
         faults.append(

@@ -49,18 +49,7 @@ class Origin:
 def check_origin(
     before: Origin, now: Origin, old: SweepSpec, new: SweepSpec, *, accepted: bool
 ) -> None:
-    """Refuse a resume under which trials could not be compared.
-
-    Args:
-        before: The digests of the sweep so far.
-        now: The digests of the resume.
-        old: The sweep's spec.
-        new: The spec of the resume.
-        accepted: The user has accepted the changes.
-
-    Raises:
-        OriginChanged: The message lists every difference.
-    """
+    """Refuse a resume under which trials could not be compared."""
     differing = changes(old, new)
     for key in FIXED:
         if key in differing:
@@ -93,9 +82,6 @@ def workers_tag(revisions: Sequence[SweepSpec]) -> dict[str, str]:
     """Return the number of workers of each trial as a tag; none if it has always been one.
 
     None either where it is searched: then each trial has its own number, and its own tag.
-
-    Args:
-        revisions: The revisions of the sweep's spec, the newest last.
     """
     if revisions[-1].searched_workers or all(one.resources.workers == 1 for one in revisions):
         return {}

@@ -24,12 +24,7 @@ _MOST_LISTED = 10**6
 
 
 def range_faults(space: Mapping[str, Distribution], search: SearchConfig) -> Iterator[Issue]:
-    """Refuse ranges that are too wide.
-
-    Args:
-        space: The distributions that are new to a sweep.
-        search: The section `search`.
-    """
+    """Refuse ranges that are too wide."""
     for key, one in space.items():
         path = ("space", key, one.name)
         for index, bound in enumerate((one.low, one.high) if isinstance(one, Int) else ()):
@@ -47,12 +42,7 @@ def range_faults(space: Mapping[str, Distribution], search: SearchConfig) -> Ite
 
 
 def _problem(one: Distribution, *, is_listed: bool) -> str | None:
-    """Return why a range is too wide; None if it is not.
-
-    Args:
-        one: The range.
-        is_listed: Whether the sampler lists its values.
-    """
+    """Return why a range is too wide; None if it is not."""
     if isinstance(one, Uniform | LogUniform | QUniform) and (what := _overflow(one)) is not None:
         return (
             f"{what} is above 1.8e308, the largest number, and values are drawn by it; write "

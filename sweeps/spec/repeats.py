@@ -37,11 +37,7 @@ def is_off(repeats: RepeatsConfig) -> bool:
 
 
 def from_short_form(value: object) -> Any:
-    """Return the section that a number of seeds stands for; other values unchanged.
-
-    Raises:
-        UserError: It is neither a number nor a section.
-    """
+    """Return the section that a number of seeds stands for; other values unchanged."""
     if isinstance(value, dict | RepeatsConfig):
         return value
     if isinstance(value, bool) or not isinstance(value, int):

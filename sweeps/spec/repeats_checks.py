@@ -10,11 +10,7 @@ from sweeps.stopping.registry import rule_class
 
 
 def repeats_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield why several seeds of each configuration do not fit the rest of a spec.
-
-    Args:
-        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-    """
+    """Yield why several seeds of each configuration do not fit the rest of a spec."""
     repeats, stopping = data.get("repeats"), data.get("early_stopping")
     seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
     if not isinstance(seeds, int) or seeds < 2:

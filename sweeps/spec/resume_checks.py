@@ -14,16 +14,7 @@ from sweeps.spec.yaml_scalars import write_flow
 
 
 def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -> None:
-    """Refuse changes of a search that would concern trials that exist already.
-
-    Args:
-        before: The sweep's spec.
-        after: The spec of the resume.
-        num_trials: How many trials the sweep has.
-
-    Raises:
-        SearchChanged: The message names the change.
-    """
+    """Refuse changes of a search that would concern trials that exist already."""
     if num_trials:
         _check_population(before, after)
         _check_reports(before, after)

@@ -50,13 +50,7 @@ class Revision(NamedTuple):
 
 
 def read_spec(path: Path) -> Revision:
-    """Return the newest revision of a sweep's spec that verifies.
-
-    Raises:
-        RevisionError: The file cannot be read, no revision in it verifies, or the directory is of
-            another format.
-        SpecError: The revision is of a version that this program does not know.
-    """
+    """Return the newest revision of a sweep's spec that verifies."""
     try:
         documents = _BREAK.split(read_regular(path, LARGEST_TEXT))
     except IrregularFile as error:
@@ -88,12 +82,7 @@ def read_spec(path: Path) -> Revision:
 
 
 def read_revisions(path: Path) -> list[SweepSpec]:
-    """Return all valid revisions of a sweep's spec, the newest last.
-
-    Raises:
-        SpecError: A revision has a version that this program does not know.
-        OSError: The file cannot be read.
-    """
+    """Return all valid revisions of a sweep's spec, the newest last."""
     texts = [_unsealed(document)[0] for document in _BREAK.split(read_regular(path, LARGEST_TEXT))]
     return [parse_spec(text, str(path), drawn=None) for text in texts if text is not None]
 
@@ -102,15 +91,6 @@ def write_spec(path: Path, spec: SweepSpec, note: str = "") -> None:
     """Append `spec` as the newest revision, atomically, also in a power loss.
 
     If it is the newest revision already, the file stays as it is.
-
-    Args:
-        path: The file.
-        spec: The spec.
-        note: What happens besides the changes; with a note there is always a new revision.
-
-    Raises:
-        RevisionError: The file exists and has no valid revision.
-        OSError: The file cannot be written.
     """
     aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)  # left by a driver that died while writing
@@ -149,13 +129,7 @@ def is_unchanged(before: SweepSpec, after: SweepSpec) -> bool:
 
 
 def describe_changes(before: Section, after: Section, prefix: str = "") -> str:
-    """Return the differences of two specs or sections in one line, such as `trials: 4 -> 8`.
-
-    Args:
-        before: The old spec or section.
-        after: The new one.
-        prefix: Precedes each key.
-    """
+    """Return the differences of two specs or sections in one line, such as `trials: 4 -> 8`."""
     return ", ".join(
         f"{prefix}{key}: {old} -> {new}" for key, (old, new) in changes(before, after).items()
     )
@@ -184,11 +158,7 @@ def _written(leaves: Mapping[str, Any], key: str) -> str:
 
 
 def _check_format(text: str, path: Path) -> None:
-    """Check the format number in a revision; the first format had none.
-
-    Raises:
-        RevisionError: It is not that of this release.
-    """
+    """Check the format number in a revision; the first format had none."""
     found = _FORMAT.match(text)
     if (number := int(found[1]) if found else 1) == FORMAT:
         return

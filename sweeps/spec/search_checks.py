@@ -58,15 +58,7 @@ def search_faults(
     show: Show,
     drawn: int = 0,
 ) -> Iterator[Issue]:
-    """Check `space` and `search` against each other.
-
-    Args:
-        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-        space: The distributions; None for one that is invalid.
-        show: Returns a value as the user wrote it.
-        drawn: The number of existing trials; the first points were used for them and are not
-            checked.
-    """
+    """Check `space` and `search` against each other."""
     sound = {key: one for key, one in space.items() if one is not None}
     wrong = [fault for key in sound for fault in _condition_faults(key, space, show)]
     yield from wrong
@@ -88,12 +80,7 @@ def search_faults(
 def sound_constraints(
     data: Mapping[str, Any], space: Mapping[str, Distribution | None]
 ) -> SearchSpace:
-    """Return the search space with its valid constraints only.
-
-    Args:
-        data: As for `search_faults`.
-        space: Likewise.
-    """
+    """Return the search space with its valid constraints only."""
     sound = {key: one for key, one in space.items() if one is not None}
     whole = _whole(data, sound, _search_of(data.get("search", {}))) or SearchSpace(sound)
     kept = [one for one in whole.constraints if not any(_key_faults(one, whole))]
@@ -104,10 +91,6 @@ def num_points(data: Mapping[str, Any], most: int) -> int | None:
     """Return how many points the space of a spec has; None if there is no end of them.
 
     Also None if a part of the spec is wrong, which is reported elsewhere.
-
-    Args:
-        data: As for `search_faults`.
-        most: The number up to which points are counted where there are conditions or constraints.
     """
     raw = data.get("space")
     try:  # a `UserError` is a `ValueError`
@@ -204,12 +187,7 @@ def _circle(
 
 
 def constraint_cautions(space: SearchSpace, search: SearchConfig) -> list[str]:
-    """Return a sentence if constraints allow so little that samplers hardly learn.
-
-    Args:
-        space: The search space.
-        search: The section `search`.
-    """
+    """Return a sentence if constraints allow so little that samplers hardly learn."""
     if not space.constraints or search.sampler in LEARN_NOTHING:
         return []
     generator = random.Random(0)

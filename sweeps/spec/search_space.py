@@ -44,11 +44,7 @@ class SearchSpace:
     """Values of keys that constraints name and that are not searched."""
 
     def ordered(self, first: Sequence[str] = ()) -> list[tuple[str, Distribution]]:
-        """Return the parameters in the order of the spec, each after those it depends on.
-
-        Args:
-            first: Parameters that come before all others.
-        """
+        """Return the parameters in the order of the spec, each after those it depends on."""
         found: dict[str, Distribution] = {}
 
         def add(key: str) -> None:
@@ -95,9 +91,6 @@ class SearchSpace:
 
         If values that constraints name are missing, some other point that has them must have
         values that go with the given ones.
-
-        Args:
-            others: Points of this space; if none has the missing values, these are not asked for.
         """
         named = {key for one in self.constraints for key in one.keys}
         needed = set(named)
@@ -144,13 +137,7 @@ class SearchSpace:
     def draw(
         self, seed: int, known: Mapping[str, Any] | None = None, *, attempts: int = MOST_DRAWS
     ) -> dict[str, Any] | None:
-        """Return the first allowed point of a random sequence; None if there is none.
-
-        Args:
-            seed: The seed of the sequence.
-            known: Values that are fixed.
-            attempts: How many points are tried.
-        """
+        """Return the first allowed point of a random sequence; None if there is none."""
         generator = random.Random(seed)
         given = known or {}
 

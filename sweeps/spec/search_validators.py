@@ -25,11 +25,7 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def check_sampler(value: object) -> object:
-    """Return a sampler's name, or `module:Class`.
-
-    Raises:
-        UserError: The value is neither.
-    """
+    """Return a sampler's name, or `module:Class`."""
     if isinstance(value, str) and (value in (*SAMPLERS, AUTO) or _CLASS.fullmatch(value)):
         return value
     valid = f"valid: {', '.join((*SAMPLERS, AUTO))}, or module:Class of an Optuna sampler"
@@ -39,11 +35,7 @@ def check_sampler(value: object) -> object:
 
 
 def check_points(value: object) -> object:
-    """Return a list of points, each a mapping of keys to values, or `defaults`.
-
-    Raises:
-        UserError: The value is neither.
-    """
+    """Return a list of points, each a mapping of keys to values, or `defaults`."""
     if value == "defaults":
         return value
     rule = "`try_first` is a list of points, each a mapping of keys of the space to values"
@@ -58,11 +50,7 @@ def check_points(value: object) -> object:
 
 
 def check_constraints(value: object) -> object:
-    """Return a list of texts that are constraints.
-
-    Raises:
-        UserError: The value is not such a list.
-    """
+    """Return a list of texts that are constraints."""
 
     def faults(index: int, text: object) -> Iterator[Issue]:
         if not isinstance(text, str):
@@ -78,15 +66,7 @@ def check_constraints(value: object) -> object:
 
 
 def sweep_names(value: object, check: Callable[[str], str]) -> object:
-    """Return one name or several as a list of valid names.
-
-    Args:
-        value: A name, or a list of names.
-        check: Returns a valid name, and raises `UserError` for others.
-
-    Raises:
-        UserError: A name is not valid, or is listed twice.
-    """
+    """Return one name or several as a list of valid names."""
 
     def faults(index: int, name: object) -> Iterator[Issue]:
         if not isinstance(name, str):

@@ -30,12 +30,7 @@ def config_path(key: str) -> tuple[str, ...]:
 
 
 def workers_of(resources: ResourcesConfig, params: Mapping[str, Any]) -> int:
-    """Return how many workers a trial has: its own number, or that of all trials.
-
-    Args:
-        resources: The section of the spec.
-        params: The trial's parameters.
-    """
+    """Return how many workers a trial has: its own number, or that of all trials."""
     return int(params.get(WORKERS, resources.workers))
 
 
@@ -53,14 +48,7 @@ def searched_workers(
 
 
 def does_not_fit(number: int, workers: int, capacity: int, remedy: str) -> LocatedIssue:
-    """Return the issue of a trial that has more workers than run at once here.
-
-    Args:
-        number: The trial's number.
-        workers: How many it has.
-        capacity: How many run at once.
-        remedy: What to do.
-    """
+    """Return the issue of a trial that has more workers than run at once here."""
     return LocatedIssue(
         f"trial {number}",
         WORKERS,
@@ -72,12 +60,7 @@ def does_not_fit(number: int, workers: int, capacity: int, remedy: str) -> Locat
 def workers_faults(
     data: Mapping[str, Any], space: Mapping[str, Distribution | None]
 ) -> Iterator[Issue]:
-    """Refuse a searched number of one worker where the file needs several.
-
-    Args:
-        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-        space: The distributions; None for one that is invalid.
-    """
+    """Refuse a searched number of one worker where the file needs several."""
     searched, train = space.get(WORKERS), data.get("train")
     if searched is None or not isinstance(train, dict):
         return

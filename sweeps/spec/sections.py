@@ -141,11 +141,7 @@ Modes = Annotated[
 
 
 def check_names(value: object) -> object:
-    """Return one sweep name or several as a list of valid names.
-
-    Raises:
-        UserError: A name is not valid, or is listed twice.
-    """
+    """Return one sweep name or several as a list of valid names."""
     return sweep_names(value, check_name)
 
 
@@ -205,11 +201,7 @@ class EarlyStoppingSection(Section):
 def early_stopping_section(
     rules: Mapping[str, type[StoppingRule]],
 ) -> type[EarlyStoppingSection]:
-    """Return the section for some stopping rules: their names, and the parameters of all.
-
-    Args:
-        rules: The rules by their name.
-    """
+    """Return the section for some stopping rules: their names, and the parameters of all."""
     sentences = [f"`{name}` {rule.description}" for name, rule in rules.items()]
     sentences.append(f"`{AUTO}`: one is taken when the sweep is created, and stored.")
     fields: dict[str, Any] = {
@@ -289,11 +281,7 @@ class ResourcesConfig(Section):
 
 
 def _without_credentials(uri: str) -> str:
-    """Check that a URI may be stored unencrypted, and return it.
-
-    Raises:
-        UserError: The URI has a password, or a user name that may be a token.
-    """
+    """Check that a URI may be stored unencrypted, and return it."""
     remedy = "leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     # The path of a file may have an '@'. In the URI of a server it follows credentials.
     if uri.startswith(("sqlite:", "file:")):

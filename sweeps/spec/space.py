@@ -69,11 +69,7 @@ class Distribution:
         raise NotImplementedError
 
     def boundary_values(self) -> list[tuple[int | None, Any]]:
-        """Return values that a searched field must accept, to check them when a spec is read.
-
-        Returns:
-            Pairs of the argument's index (None: a value in between) and the value as drawn.
-        """
+        """Return values that a searched field must accept, to check them when a spec is read."""
         raise NotImplementedError
 
     def at(self, share: float) -> Any:

@@ -47,15 +47,7 @@ _MOST_STEPS = 10**28
 
 
 def parse_distribution(data: object) -> Distribution:
-    """Parse the short form of a distribution.
-
-    Args:
-        data: A mapping of one name to its arguments, such as `{"loguniform": [1e-4, 0.1]}`, or a
-            `Distribution`.
-
-    Raises:
-        UserError: The short form is not valid; it has one issue for each problem.
-    """
+    """Parse the short form of a distribution."""
     if isinstance(data, Distribution):
         # Created in Python: check it by the same rules.
         data = data.to_data()

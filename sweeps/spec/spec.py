@@ -72,18 +72,7 @@ def load_with_positions(
     tracking_uri: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[SweepSpec, Document]:
-    """Read and check a spec file; return the spec, and the document with all positions.
-
-    Args:
-        path: The YAML file; messages name it as given.
-        overrides: Texts `KEY=VALUE`, applied in order after the file.
-        name: Replaces the spec's `name` (the option `--name`).
-        tracking_uri: Replaces the spec's `tracking.uri` (the option `--tracking-uri`).
-        environ: The variables for `${NAME}`; default: the process environment.
-
-    Raises:
-        SpecError: The message lists every problem.
-    """
+    """Read and check a spec file; return the spec, and the document with all positions."""
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
     if message := describe_other_tool(doc.data):
@@ -100,13 +89,7 @@ def parse_with_positions(
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
-    """Read a spec from text; `label` stands for the file in messages. See `load_with_positions`.
-
-    Args:
-        name: Replaces the spec's `name`.
-        drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
-            the spec of an existing sweep: it was checked when it began.
-    """
+    """Read a spec from text; `label` stands for the file (`load_with_positions`)."""
     environ = os.environ if environ is None else environ
     doc = yaml_reader.parse(text, label, environ)
     return _validate(doc, overrides, {"name": name}, environ, drawn)

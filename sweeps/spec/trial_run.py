@@ -28,33 +28,19 @@ class TrialSeed(NamedTuple):
 
 
 def num_threads(cpu: float) -> int:
-    """Return the number of CPU threads of a trial.
-
-    Args:
-        cpu: `resources.cpu` of the spec.
-    """
+    """Return the number of CPU threads of a trial."""
     return max(1, int(cpu))
 
 
 def rank_timeout(step_timeout: float | Literal["off"] | None) -> float:
-    """Return for how many seconds a rank of a trial waits for the others in a step.
-
-    Args:
-        step_timeout: `failures.step_timeout` of the spec.
-    """
+    """Return for how many seconds a rank of a trial waits for the others in a step."""
     if step_timeout is None:
         return rank_waits.STEP
     return rank_waits.WITHOUT_END if step_timeout == "off" else step_timeout
 
 
 def with_accumulation(config: TrialConfig, stored: int | None) -> TrialConfig:
-    """Return the configuration with smaller micro-batches, where the trial ran out of memory.
-
-    Args:
-        config: The trial's configuration.
-        stored: Micro-batches for each step in the ledger; None: those of the configuration. They
-            are ignored if the user has edited the spec, and they do not fit any more.
-    """
+    """Return the configuration with smaller micro-batches, where the trial ran out of memory."""
     train = config.train
     if stored is None or stored <= train.accumulation or train.batch_size % stored:
         return config

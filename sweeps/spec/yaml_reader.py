@@ -49,15 +49,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read(path: Path, environ: Mapping[str, str]) -> Document:
-    """Read a spec file.
-
-    Args:
-        path: The file; its spelling is kept in messages.
-        environ: Values for `${NAME}` in texts.
-
-    Raises:
-        SpecError: The file cannot be read, or is not one YAML mapping.
-    """
+    """Read a spec file."""
     label = str(path)
     try:
         label.encode()
@@ -121,20 +113,7 @@ def parse(text: str, label: str, environ: Mapping[str, str]) -> Document:
 def parse_value(
     text: str, where: str, environ: Mapping[str, str], key: KeyPath = ("",)
 ) -> Document:
-    """Read the VALUE of an override: a YAML scalar, or a flow list or mapping.
-
-    Args:
-        text: The value.
-        where: Replaces the position in messages.
-        environ: Values for `${NAME}` in texts.
-        key: The key that gets the value.
-
-    Returns:
-        A document whose data is `{"": value}`.
-
-    Raises:
-        SpecError: The text is not YAML.
-    """
+    """Read the VALUE of an override: a YAML scalar, or a flow list or mapping."""
     node = _compose(text, lambda _line, _column: where) or _Node("scalar", (1, 1), "", plain=True)
     outer = _Node("mapping", (1, 1), "")
     outer.items.append(("", (1, 1), node))

@@ -58,10 +58,6 @@ def noise_floor(values: Array) -> NoiseFloor | None:
     The variance is pooled over the configurations. Its degrees of freedom are those of
     Satterthwaite, "An Approximate Distribution of Estimates of Variance Components" (1946), for
     the sum of the variance that a seed brings to all configurations alike, and of the rest.
-
-    Args:
-        values: A row for each configuration, a column for each common seed; NaN where there is
-            none.
     """
     known = np.isfinite(values)
     repeated = known.sum(axis=1) > 1
@@ -90,10 +86,6 @@ def mean_error(values: Array, noise: NoiseFloor) -> tuple[float, float]:
     its degrees of freedom, and the pooled one with four more. Own variances alone make intervals
     from two seeds three times as wide; the pooled one alone misses where one configuration is
     noisier than others.
-
-    Args:
-        values: Of this configuration, one for each seed; NaN where there is none.
-        noise: Pooled over all configurations.
     """
     found = values[np.isfinite(values)]
     freedom = len(found) - 1
@@ -109,11 +101,6 @@ def paired_difference(first: Array, second: Array, level: float) -> Difference |
     Common seeds cancel what the seeds add to both ("Student", "The probable error of a mean",
     Biometrika 6, 1908, on paired differences; for seeds: Bouthillier et al., "Accounting for
     variance in machine learning benchmarks", MLSys 2021).
-
-    Args:
-        first: The values of one; NaN where there is none.
-        second: Those of the other, in the same order of seeds.
-        level: The probability that the interval misses.
     """
     differences = first - second
     differences = differences[np.isfinite(differences)]

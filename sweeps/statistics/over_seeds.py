@@ -17,12 +17,7 @@ _OF_A_MEDIAN = math.sqrt(math.pi / 2)
 
 
 def combine(values: Sequence[float], how: SeedValue) -> float:
-    """Return the mean or the median; NaN if a value is not finite.
-
-    Args:
-        values: The values of the seeds, at least one.
-        how: Which of both.
-    """
+    """Return the mean or the median; NaN if a value is not finite."""
     if not all(map(math.isfinite, values)):
         return math.nan
     return statistics.fmean(values) if how == "mean" else float(statistics.median(values))
@@ -34,10 +29,6 @@ def standard_error(values: Sequence[float], how: SeedValue) -> float | None:
     For the mean it is `s / sqrt(n)`, with the sample standard deviation `s` (divisor n - 1). For
     the median it is larger by `sqrt(pi / 2)`, the factor for many normal values (Cramer,
     "Mathematical Methods of Statistics", 1946, section 28.5). With three seeds both are rough.
-
-    Args:
-        values: The values of the seeds, all finite.
-        how: Of which of both.
     """
     if len(values) < 2:
         return None

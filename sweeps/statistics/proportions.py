@@ -16,11 +16,6 @@ def wilson_interval(hits: float, count: float, level: float = 0.95) -> tuple[flo
     of the American Statistical Association 22 (1927). Unlike the interval of the normal
     approximation, it has nearly its nominal coverage for small counts and near 0 and 1 (Brown, Cai
     and DasGupta, "Interval estimation for a binomial proportion", Statistical Science 16, 2001).
-
-    Args:
-        hits: How often it happened, from 0 to `count`; it need not be whole.
-        count: How often it could have happened; at least 1.
-        level: The probability that the interval holds the truth.
     """
     z = NormalDist().inv_cdf((1 + level) / 2)
     share, square = hits / count, z * z / count
@@ -45,12 +40,6 @@ def hypergeometric_tail(hits: int, drawn: int, marked: int, count: int) -> float
 
     This is Fisher's exact test, one-sided (R. A. Fisher, "On the interpretation of chi-squared
     from contingency tables", Journal of the Royal Statistical Society 85, 1922).
-
-    Args:
-        hits: How many marked ones were drawn.
-        drawn: How many were drawn without replacement.
-        marked: How many are marked.
-        count: How many there are.
     """
     ways = _log_comb(count, drawn)
     possible = range(max(hits, drawn + marked - count, 0), min(drawn, marked) + 1)

@@ -136,16 +136,6 @@ def race(
     rivals and over looks, to at most `level`; this bound needs no further correction for the
     number of comparisons. (Bonferroni's correction by looks instead dropped the best in 0.5 % of
     simulated races where 5 % were allowed, and cost a tenth more trainings.)
-
-    Args:
-        values: By configuration, a value for each common seed. None where a value is missing, as
-            for a run that failed; a configuration that was dropped has fewer. NaN and infinite
-            values are the worst: whoever diverges under more seeds than another cannot win.
-        minimize: Whether less is better.
-        until: The probability at which the race is decided.
-        level: The probability of dropping the best in the whole race, and that an interval
-            misses.
-        original: The value by which each configuration was chosen.
     """
     if not values:
         raise ValueError("a race needs a configuration")

@@ -40,11 +40,6 @@ def kendall(
     bound is averaged with it, with the weight of two things. The interval has all values of tau
     that are as near as the level asks for with *their* variance, as Wilson's has for a share:
     nearly all pairs in one order do not make it too short.
-
-    Args:
-        first: One measurement of each thing.
-        second: The other measurement, in the same order.
-        level: The probability that the interval holds the truth.
     """
     import numpy
 

@@ -69,14 +69,6 @@ def variance_shares(
 
     A share is the sum of squares of its coefficients, less what chance adds to it; the intervals
     are those of a quadratic form in normal variables, by its mean and variance.
-
-    Args:
-        places: By parameter, where each trial lies in its range, from 0 to 1, or the option that
-            it has; None: the trial has no such parameter.
-        values: The result of each trial.
-
-    Returns:
-        None with too few trials, or if they do not differ.
     """
     import numpy
 
@@ -232,12 +224,7 @@ def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple
 
 
 def chi_squared_tail(statistic: float, freedom: int) -> float:
-    """Return the probability that a chi-squared variable exceeds `statistic`.
-
-    Args:
-        statistic: At least 0.
-        freedom: The degrees of freedom, a whole number.
-    """
+    """Return the probability that a chi-squared variable exceeds `statistic`."""
     half = statistic / 2
     if half == 0:
         return 1.0

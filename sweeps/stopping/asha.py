@@ -73,12 +73,6 @@ class HalvingStopper:
     This percentile separates the best 1/`reduction`, and is interpolated linearly. The first trial
     at a rung continues. This is the stopping variant of asynchronous successive halving, as in Ray
     Tune, but for trials that equal the percentile: see `goes_on_among_equals`.
-
-    Args:
-        brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
-        reduction: One trial in this many continues beyond a rung.
-        bracket_of: Returns the index of a trial's bracket.
-        minimize: Whether less is better.
     """
 
     def __init__(

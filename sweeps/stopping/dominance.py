@@ -36,10 +36,6 @@ def own_volumes(front: npt.ArrayLike, worst: npt.ArrayLike) -> list[float]:
     ends a tenth of this range behind the worst. Equal points share one contribution. Volumes are
     exact as long as a grid with a level for each value has at most 131,072 cells (362 points in
     two metrics, 50 in three); beyond, close values become equal.
-
-    Args:
-        front: The losses of points of which none dominates another, of shape (points, metrics).
-        worst: The worst loss in each metric, of shape (metrics,).
     """
     import numpy as np
 
@@ -74,10 +70,6 @@ def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int,
 
     Schmucker et al., "Multi-objective Asynchronous Successive Halving" (2021), choose whom to
     promote by such fronts. Trials that are equal have the same place.
-
-    Args:
-        values: By number, the values of the metrics.
-        minimize: For each metric, whether less is better.
     """
     finite = {n: losses(one, minimize) for n, one in values.items() if is_finite(one)}
     if not finite:

@@ -13,11 +13,5 @@ _SEEDS = 2.0**63
 
 
 def is_exempt(share: float, seed: int, place: int) -> bool:
-    """Return whether a new trial is exempt; the same after each resume.
-
-    Args:
-        share: The share of trials that are exempt.
-        seed: The sweep's seed.
-        place: The trial's place among those of the search.
-    """
+    """Return whether a new trial is exempt; the same after each resume."""
     return derive_seed(seed, "exempt", place) < share * _SEEDS

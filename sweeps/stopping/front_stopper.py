@@ -25,12 +25,6 @@ class FrontStopper:
     non-dominated front, and within a front by the hypervolume that they alone dominate: Schmucker
     et al., "Multi-objective Asynchronous Successive Halving" (2021), with the tie-break of
     SMS-EMOA in place of the epsilon-net.
-
-    Args:
-        brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
-        reduction: One trial in this many continues beyond a rung.
-        bracket_of: Returns the index of a trial's bracket.
-        minimize: For each metric, whether less is better.
     """
 
     def __init__(

@@ -25,11 +25,6 @@ def rungs(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
     """Return the epochs at which trials are compared, ascending.
 
     No rung lies in the last fifth of the budget, where stopping a trial saves almost nothing.
-
-    Args:
-        grace: The first rung.
-        reduction: The factor between two rungs.
-        epochs: The budget of a full run.
     """
     found = []
     while grace <= _LAST_RUNG * epochs and grace < epochs:
@@ -44,10 +39,6 @@ def goes_on_among_equals(num_seen: int, reduction: int) -> bool:
     It does at the first, and then whenever one more trial may continue than before. So of trials
     that are all equal one in `reduction` continues, as of trials that differ. To let only the
     earliest continue would leave a sweep with one trial where the first epochs show nothing.
-
-    Args:
-        num_seen: How many trials have reached the rung, this one included.
-        reduction: One trial in this many continues.
     """
     return num_seen == 1 or (num_seen > 2 and (num_seen - 2) % reduction == 0)
 
@@ -66,15 +57,6 @@ def promotable(
     successive halving costs. Algorithm 2 of Li et al., "A System for Massively Parallel
     Hyperparameter Tuning" (2020), has no such bound. There, a trial that was promoted too early
     continues in addition to trials that are later found to be better.
-
-    Args:
-        waiting: By number, the values of the trials that were not promoted and can resume. Of
-            equal values, the trial with the lower number is better. A trial whose value is not
-            finite is never promoted.
-        num_seen: How many trials have reached the rung, finished ones included.
-        num_promoted: How many of these trials were promoted.
-        reduction: One trial in this many is promoted.
-        minimize: Whether less is better.
     """
     free = num_seen // reduction - num_promoted
     finite = [number for number, value in waiting.items() if math.isfinite(value)]
@@ -173,11 +155,6 @@ def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
     """Return the first rung of each bracket of HyperBand, ascending.
 
     The last bracket has no rung below the budget, so its trials are never stopped.
-
-    Args:
-        grace: The first rung of the first bracket.
-        reduction: The factor between two rungs.
-        epochs: The budget of a full run.
     """
     return (*rungs(grace, reduction, epochs), epochs)
 

@@ -56,11 +56,6 @@ class Medians:
     """Compare each trial with the median of the others.
 
     The time for one report hardly grows with the number of trials.
-
-    Args:
-        grace: Epochs that every trial gets. Means are taken from this epoch on.
-        min_trials: How many other trials must have trained as far before a trial is stopped.
-        minimize: Whether less is better.
     """
 
     def __init__(self, grace: int, min_trials: int, *, minimize: bool) -> None:

@@ -30,12 +30,7 @@ class Patience(NamedTuple):
     """What a report is called."""
 
     def reason(self, reports: Mapping[int, float], metric: str) -> str | None:
-        """Return why a trial with these reports has ended; None: it has not, or not by patience.
-
-        Args:
-            reports: The metric after each report.
-            metric: Its name.
-        """
+        """Return why a trial with these reports has ended; None: not by patience."""
         best: int | None = None
         since = 0
         for number in sorted(reports):

@@ -52,14 +52,6 @@ class StopperScheduler(FIFOScheduler):
     Ray's own schedulers cannot be used. None of them states why a trial stops. Ray's median rule
     rejects past reports of a trial that it would have stopped, and counts the trial's last report
     twice. Ray's ASHA compares with NaN, and draws a trial's bracket anew after a resume.
-
-    Args:
-        stopper: Decides which trials stop; None: no trial stops.
-        rule: The name of the rule, which begins each reason.
-        metrics: The names of the metrics; a single one may be a text.
-        word: What the reasons call a report.
-        places: Receives the place of each trial among those of the search, by its number, before
-            the stopper is asked about the trial.
     """
 
     def __init__(
@@ -127,18 +119,7 @@ class StopperScheduler(FIFOScheduler):
         repeats: int | None = None,
         place: int | None = None,
     ) -> str | None:
-        """Record the past reports of a trial, and decide nothing.
-
-        Args:
-            number: The number of the trial.
-            reports: The metric after each reported epoch, or the values of several.
-            would_stop: Where an earlier driver would have stopped an exempt trial; None: nowhere.
-            repeats: The configuration that it trains with a further seed; None: none.
-            place: Its place among the trials of the search; None: its number.
-
-        Returns:
-            Why the rule stops a trial at the last report; None: it does not.
-        """
+        """Record the past reports of a trial, and decide nothing."""
         if would_stop is not None:
             self.would_stop[number] = would_stop
         role = {} if repeats is None else {"role": "repeat", "origin": repeats}
@@ -183,10 +164,6 @@ class ByPlace:
 
     HyperBand chooses the bracket of a trial by its number. So it chooses the same ones whether or
     not other trials were finished, confirmed or repeated.
-
-    Args:
-        rule: The rule.
-        places: By number, the place of each trial; of others it is the number.
     """
 
     def __init__(self, rule: TrialStopper, places: Mapping[int, int]) -> None:
@@ -211,11 +188,6 @@ def make_verdict_fn(
 
     A driver may die after a report, before it stops the trial because of that report. The next
     driver then decides again. A paused trial stops when it can no longer be promoted.
-
-    Args:
-        spec: The sweep.
-        origins: The configuration of each trial that trains one with a further seed.
-        places: The place of each trial of the search, where it is not its number.
     """
     pausing = make_pausing_rule(spec)
 
@@ -294,14 +266,6 @@ def stopped_trials(
 
     Only the last report counts: after the earlier ones the trial continued, so the scheduler had
     not stopped it there.
-
-    Args:
-        scheduler: A new scheduler. The call changes its state; do not use it again.
-        reports: By trial, the metric after each reported epoch.
-        undecided: The unfinished trials on whose last report no driver is known to have decided.
-        origins: The configuration of each trial that trains one with a further seed. Such a trial
-            is never stopped.
-        places: The place of each trial of the search, where it is not its number.
     """
     scheduler.join(origins)
     asked = undecided - origins.keys()

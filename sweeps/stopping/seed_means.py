@@ -22,11 +22,6 @@ def over_seeds(
     """Return the reports of each configuration: over its seeds that have reached them.
 
     With several metrics, each of them has its own mean or median.
-
-    Args:
-        reports: The reports of all trials.
-        origins: The configuration of each trial that repeats one.
-        combine: Returns one number for several seeds.
     """
     every: dict[int, dict[int, list[tuple[float, ...]]]] = {}
     for number, mine in reports.items():
@@ -50,11 +45,6 @@ class SeedMeans:
     rule has no way to change a value that it has seen, so it is then made anew. It gets all values
     so far in the order of configurations. As a rule asks about a report among all values that it
     has seen, the order does not matter.
-
-    Args:
-        make_rule: Makes the rule, without reports.
-        rungs: The reports at which it decides; none: at each.
-        combine: Returns one number for several seeds.
     """
 
     def __init__(
@@ -66,11 +56,7 @@ class SeedMeans:
         self._rule, self._is_stale = make_rule(), False
 
     def join(self, origins: Mapping[int, int]) -> None:
-        """Add trials that train a configuration with a further seed, when they are created.
-
-        Args:
-            origins: The configuration of each of them.
-        """
+        """Add trials that train a configuration with a further seed, when they are created."""
         self._origins |= origins
 
     def stops(self, number: int, epoch: int, value: Value) -> str | None:

@@ -68,18 +68,7 @@ def simulate(
     seeds: int = 1,
     exempt: float = 0.0,
 ) -> SimulatedSweep:
-    """Return what a sweep would train. The same arguments give the same result.
-
-    Args:
-        rule: Its stopping rule.
-        epochs: The reports of a full run.
-        trials: How many trials it has; with several seeds, how many configurations.
-        at_once: How many trials run at once.
-        start: How long the start of a trial takes, in epochs.
-        patience: After how many reports without a new best a trial ends.
-        seeds: With how many seeds each configuration trains, if its first one is not stopped.
-        exempt: The share of trials that the rule does not stop.
-    """
+    """Return what a sweep would train. The same arguments give the same result."""
     every = _report_interval(epochs, patience)
     reads = _reports_read(rule, epochs, patience, every)
     pausing = _pausing(rule, epochs, trials) is not None

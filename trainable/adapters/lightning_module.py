@@ -208,11 +208,7 @@ def bind(module: Any, owner: Owner) -> None:
 
 
 def check_module(module: Any) -> None:
-    """Refuse what is no module that a task can train, and name the part that it cannot.
-
-    Raises:
-        TaskError: The message says what to write instead.
-    """
+    """Refuse what is no module that a task can train, and name the part that it cannot."""
     name = type(module).__name__
     if base_of(module, "LightningModule") is None:
         raise TaskError(
@@ -233,11 +229,7 @@ def check_module(module: Any) -> None:
 
 
 def check_data_module(source: object) -> None:
-    """Refuse methods of a data module that a task does not call.
-
-    Raises:
-        TaskError: The message names the method.
-    """
+    """Refuse methods of a data module that a task does not call."""
     if base_of(source, "LightningDataModule") is not None:
         remedy = (
             "move what it does into the data sets, or into the module's on_after_batch_transfer"
@@ -269,11 +261,7 @@ def _check_overridden(thing: object, names: Mapping[str, str]) -> None:
 
 
 def step_arguments(step: Any, batch: Any, index: int) -> list[Any]:
-    """Return the arguments of `training_step` or `validation_step`: the batch, and its index.
-
-    Raises:
-        TaskError: It fetches its batches itself.
-    """
+    """Return the arguments of `training_step` or `validation_step`: the batch, and its index."""
     parameters = inspect.signature(step).parameters
     if "dataloader_iter" in parameters:
         raise TaskError(
@@ -285,11 +273,7 @@ def step_arguments(step: Any, batch: Any, index: int) -> list[Any]:
 
 
 def merged_names(names: Iterable[str]) -> dict[str, str]:
-    """Return each name that validation logs without `val` before it: `val_loss` is `loss`.
-
-    Raises:
-        TaskError: Two of them become one.
-    """
+    """Return each name that validation logs without `val` before it: `val_loss` is `loss`."""
     merged: dict[str, str] = {}
     for name in names:
         short = next(
@@ -314,11 +298,7 @@ _KEYS = {"scheduler", "interval", "frequency", "name", "strict"}
 
 
 def configured(module: Any) -> tuple[torch.optim.Optimizer, list[Entry]]:
-    """Return a new optimizer of the module, and its schedulers.
-
-    Raises:
-        TaskError: `configure_optimizers` returned something that a task cannot use.
-    """
+    """Return a new optimizer of the module, and its schedulers."""
     found = module.configure_optimizers()
     optimizers: Sequence[Any]
     schedulers: Sequence[Any]

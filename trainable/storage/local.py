@@ -46,9 +46,6 @@ class LocalFiles:
     quarantines is renamed into or out of that directory. The next writer renames the directory
     away before it reads anything. All later renames of the earlier writer fail, even if it was
     suspended for an hour right before one.
-
-    Args:
-        root: The directory; made by `open`.
     """
 
     remedy = "free space, correct the permissions, or check that the disk responds"
@@ -138,14 +135,6 @@ class LocalFiles:
         """Add a generation of another run as hard links, or as a copy if links are impossible.
 
         It stays when the other run removes its own.
-
-        Args:
-            generation: The directory of the other run's generation.
-            name: The name of this one.
-            files: The files that it has.
-
-        Raises:
-            WriterReplaced: Another process has opened the run.
         """
         aside = self.writer_dir / f"{_NEW}{name}"
         with self.translate_fenced():
@@ -172,9 +161,6 @@ class LocalFiles:
         """Replace another file of the run, atomically and durably.
 
         A replaced writer that still has the old file open appends to the old file alone.
-
-        Raises:
-            WriterReplaced: Another process has opened the run.
         """
         aside = self.writer_dir / path.name
         with self.translate_fenced():

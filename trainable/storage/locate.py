@@ -12,12 +12,7 @@ from trainable.storage.local import LocalFiles
 
 
 def files_of(run: Path, address: str | None = None) -> RunFiles:
-    """Return the storage of a run's generations. Only this function decides which one it is.
-
-    Args:
-        run: The run's directory; its other files are there in any case.
-        address: The address of its generations, `s3://BUCKET/...`; None: `checkpoints/` in `run`.
-    """
+    """Return the storage of a run's generations. Only this function decides which one it is."""
     if address is None:
         return LocalFiles.of(run)
     from trainable.storage.objects import open_run  # most runs do not need it

@@ -83,10 +83,6 @@ class ObjectFiles:
 
     A file counts as missing only if the store says so. If the store is unreachable or refuses
     access, readers raise `StorageError`, and no generation is quarantined.
-
-    Args:
-        system: An `fsspec.AbstractFileSystem`.
-        root: The prefix, such as `bucket/sweeps/digits/trials/0007/checkpoints`.
     """
 
     remedy = (
@@ -181,11 +177,7 @@ class ObjectFiles:
         self._system.pipe_file(self._key("writer"), writer.to_bytes())
 
     def _remove_invalid(self) -> None:
-        """Remove generations that a replaced writer committed late or never completed.
-
-        Raises:
-            WriterReplaced: Another writer has opened, perhaps at the same time as this one.
-        """
+        """Remove generations that a replaced writer committed late or never completed."""
         writer, listed = self._writer or _Writer(), self._listed()
         self._check_fence()  # a new writer adds nothing before it has written its token
         for name in listed:
@@ -234,11 +226,6 @@ class RunObjects(ObjectFiles):
     """The generations of a run whose other files are in a local directory.
 
     Opening them also opens the directory, so the run's `metrics.jsonl` has the same single writer.
-
-    Args:
-        system: An `fsspec.AbstractFileSystem`.
-        root: The generations' prefix.
-        local: The run's local directory; it has no generations.
     """
 
     def __init__(self, system: Any, root: PurePosixPath | str, local: LocalFiles) -> None:
@@ -274,12 +261,6 @@ def connect(timeout: float = _TIMEOUT_SECONDS) -> Any:
 
     `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` names the endpoint if it is not Amazon's; the AWS
     SDK finds credentials and region. This sends no request.
-
-    Args:
-        timeout: Seconds without a byte after which a request has failed.
-
-    Raises:
-        StoreUnusable: The endpoint is not a valid address.
     """
     return _connect(*_endpoint(), timeout)
 
@@ -327,13 +308,6 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
     """Check within seconds that checkpoints can be kept below a prefix.
 
     Lists, writes, reads and removes one small object, and looks up one that does not exist.
-
-    Args:
-        prefix: Such as `s3://bucket/sweeps`.
-        empty: The path below it that must have no objects yet; None: there may be objects.
-
-    Raises:
-        StoreUnusable: The store does not respond, refuses access, or has objects there already.
     """
     root = PurePosixPath(prefix.removeprefix(SCHEME))
     key = str(root / f".probe-{uuid.uuid4().hex[:12]}")
@@ -368,11 +342,7 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
 
 
 def object_sizes(prefix: str) -> dict[str, int]:
-    """Return the sizes in bytes of all objects below a prefix, by key.
-
-    Raises:
-        StoreUnusable: The store does not respond, or refuses access.
-    """
+    """Return the sizes in bytes of all objects below a prefix, by key."""
     from pyarrow.fs import FileSelector, FileType
 
     root = prefix.removeprefix(SCHEME)
@@ -384,11 +354,7 @@ def object_sizes(prefix: str) -> dict[str, int]:
 
 
 def remove_objects(prefix: str) -> None:
-    """Remove all objects below a prefix. After an interruption, call it again.
-
-    Raises:
-        StoreUnusable: The store does not respond, or refuses access.
-    """
+    """Remove all objects below a prefix. After an interruption, call it again."""
     with _explained(prefix, "cleared"), contextlib.suppress(FileNotFoundError):
         connect().fs.delete_dir(prefix.removeprefix(SCHEME))
 

@@ -36,19 +36,6 @@ def private_directory(
     """Return the real path of a directory, which no user but this one and root can replace.
 
     Symbolic links of this user and root are followed.
-
-    Args:
-        directory: The directory, which may not exist yet.
-        create: Create it and its missing parents.
-        mode: The permissions of what is created, less the umask.
-        trust_groups: Accept directories to which a group may write, because their owners chose its
-            members. A group that consists of this user alone is always accepted.
-        sticky: Accept an existing directory such as /tmp, where every user may create files but
-            replace only their own. Its parents may always be such directories.
-
-    Raises:
-        NotPrivate: Another user owns a component of the path, or may write to one.
-        OSError: A component is no directory, or cannot be opened or created.
     """
     place, opened = _open(
         directory, create=create, mode=mode, trust_groups=trust_groups, sticky=sticky
@@ -62,13 +49,6 @@ def opened_directory(directory: str | os.PathLike[str]) -> Iterator[tuple[Path, 
     """Open a directory in which no other user can replace a file of this user, and create it.
 
     Directories such as /tmp are among them.
-
-    Yields:
-        Its real path, and a descriptor for the `dir_fd` of functions in `os`, which still stands
-        for the checked directory when its path does not.
-
-    Raises:
-        NotPrivate: As in `private_directory`, as further errors.
     """
     place, opened = _open(directory, create=True, sticky=True)
     try:
@@ -78,12 +58,7 @@ def opened_directory(directory: str | os.PathLike[str]) -> Iterator[tuple[Path, 
 
 
 def check_links(directory: str | os.PathLike[str]) -> None:
-    """Check that no symbolic link of another user leads to a directory, which may not exist yet.
-
-    Raises:
-        NotPrivate: One does.
-        OSError: A component is no directory, or cannot be opened.
-    """
+    """Check that no link of another user leads to a directory, which may not exist yet."""
     os.close(_open(directory, links_only=True)[1])
 
 

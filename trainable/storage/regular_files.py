@@ -37,12 +37,7 @@ _NO_FILE = {errno.ELOOP: stat.S_IFLNK, errno.EISDIR: stat.S_IFDIR, errno.ENXIO: 
 
 
 class IrregularFile(OSError):
-    """A path is not a regular file, or the file is far too large.
-
-    Args:
-        path: The path.
-        what: What is wrong with it.
-    """
+    """A path is not a regular file, or the file is far too large."""
 
     def __init__(self, path: str | os.PathLike[str], what: str) -> None:
         super().__init__(
@@ -59,23 +54,7 @@ def open_regular(
     follow: bool = False,
     mode: int = 0o666,
 ) -> int:
-    """Open a regular file without blocking.
-
-    Args:
-        path: The file.
-        flags: Flags of `os.open`.
-        limit: The largest size in bytes.
-        follow: Accept a symbolic link to a regular file: users move large files to another disk.
-            Never for writing.
-        mode: The permissions of a new file.
-
-    Returns:
-        A file descriptor.
-
-    Raises:
-        IrregularFile: The path is not a regular file, or the file is too large.
-        OSError: The file cannot be opened, or does not exist.
-    """
+    """Open a regular file without blocking."""
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         file = os.open(path, flags, mode)
@@ -92,12 +71,7 @@ def open_regular(
 
 
 def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> bytes:
-    """Return a regular file's content; see `open_regular`.
-
-    Raises:
-        IrregularFile: The path is not a regular file, or the file is too large.
-        OSError: The file cannot be read, or does not exist.
-    """
+    """Return a regular file's content; see `open_regular`."""
 
     def opener(name: str, flags: int) -> int:
         return open_regular(name, flags, limit=limit, follow=follow)
@@ -107,14 +81,7 @@ def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = Fal
 
 
 def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file atomically. A symbolic link at its path or its temporary path is replaced.
-
-    Args:
-        durable: Make the content survive a power loss; the rename itself may be lost.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Replace a file atomically. A symbolic link at its path or its temporary path is replaced."""
     aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)  # left by a process that was killed, or put there as a link
     try:
@@ -130,12 +97,7 @@ def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> Non
 
 
 def create_regular(path: Path, content: bytes) -> None:
-    """Create a file completely or not at all, even if this process is killed.
-
-    Raises:
-        FileExistsError: Something has its name; it stays as it is.
-        OSError: The file cannot be written.
-    """
+    """Create a file completely or not at all, even if this process is killed."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
         aside.unlink(missing_ok=True)  # left by a process that was killed
@@ -158,15 +120,7 @@ def create_regular(path: Path, content: bytes) -> None:
 
 
 def check(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> bool:
-    """Check a file before a library opens it.
-
-    Returns:
-        Whether the file exists.
-
-    Raises:
-        IrregularFile: The path is not a regular file, or the file is too large.
-        OSError: The path cannot be checked.
-    """
+    """Check a file before a library opens it."""
     try:
         found = os.stat(path, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
@@ -181,13 +135,6 @@ def check_database(path: Path) -> bool:
     """Check an SQLite database and SQLite's other files for it, before SQLite opens them.
 
     The database may be a symbolic link, because users link a ledger to a local disk.
-
-    Returns:
-        Whether the database exists.
-
-    Raises:
-        IrregularFile: One of them is not a regular file.
-        OSError: One of them cannot be checked.
     """
     for suffix in ("-wal", "-journal", "-shm"):
         check(f"{path}{suffix}", LARGEST_DATABASE)

@@ -28,15 +28,6 @@ class CharLm(Task):
     The text consists of the standard library's top-level modules in the order of their names, cut
     off after `text_bytes`. Its end is held out for validation. All runs of one Python version have
     the same text.
-
-    Args:
-        context: Length of an input sequence, in bytes.
-        layers: Transformer blocks.
-        heads: Attention heads of a block; a divisor of `width`.
-        width: Units of the residual stream.
-        dropout: Dropout rate of the residual updates.
-        text_bytes: Length of the text.
-        val_fraction: Share of the text held out, at its end.
     """
 
     def __init__(
@@ -114,11 +105,7 @@ class CharLm(Task):
 
 
 def read_text(limit: int) -> bytes:
-    """Return the first `limit` bytes of the standard library's modules in order of their names.
-
-    Raises:
-        ConfigError: The standard library has less source code than that.
-    """
+    """Return the first `limit` bytes of the standard library's modules in order of their names."""
     directory = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     length = 0

@@ -19,18 +19,7 @@ CLASSES = 10
 
 
 class Digits(Task):
-    """Classify 1,797 handwritten digits.
-
-    Args:
-        model: `cnn` (two convolutions with GroupNorm) or `mlp` (two hidden layers).
-        width: Channels of the first convolution, or units of each hidden layer; a multiple of 4.
-        dropout: Dropout rate before the last layer.
-        val_fraction: Share of the samples held out for validation.
-        split_seed: Seed of that split; independent of the run's seed, so that all trials are
-            evaluated on the same samples.
-        label_smoothing: Share of a label spread evenly over all classes, in training.
-        class_weights: One factor for each class; None weighs all classes alike.
-    """
+    """Classify 1,797 handwritten digits."""
 
     def __init__(
         self,

@@ -32,18 +32,6 @@ class FashionMnist(Task):
 
     The images are tensors in memory (188 MB as floats), so no loader process is needed. The 10,000
     images of the official test set are for `sweep test` alone; no trial loads them.
-
-    Args:
-        data_dir: Directory of the files, in torchvision's layout (`FashionMNIST/raw/`), packed or
-            unpacked; `~` is the home directory.
-        download: Download missing files once; with false, never use the network.
-        width: Channels of the first convolution; the second has twice as many.
-        hidden: Units of the layer before the logits.
-        dropout: Dropout rate of these units.
-        split_seed: Seed of the split; independent of the run's seed, so that all trials are
-            evaluated on the same samples.
-        label_smoothing: Share of a label spread evenly over all classes, in training.
-        class_weights: One factor for each class; None weighs all classes alike.
     """
 
     def __init__(
@@ -88,11 +76,7 @@ class FashionMnist(Task):
         )
 
     def build_data(self) -> Data:
-        """Return normalised images, shape (N, 1, 28, 28), with their classes, shape (N,).
-
-        Raises:
-            ConfigError: Files are missing, and download is false or fails.
-        """
+        """Return normalised images, shape (N, 1, 28, 28), with their classes, shape (N,)."""
         _provide(self.root, self.download)
         # Imported after the check: a missing file is then reported without the slow import.
         from torchvision.datasets import FashionMNIST

@@ -15,17 +15,7 @@ CLASSES = 3
 
 
 class Spiral(Task):
-    """Classify points by the arm of the spiral they lie on.
-
-    Args:
-        samples: Training points of each class; validation and test have a quarter as many each.
-        width: Units of each of the two hidden layers.
-        turns: Turns of an arm around the centre.
-        noise: Standard deviation of the angle, in radians.
-        data_seed: Seed of the points; independent of the run's seed.
-        label_smoothing: Share of a label spread evenly over all classes, in training.
-        class_weights: One factor for each class; None weighs all classes alike.
-    """
+    """Classify points by the arm of the spiral they lie on."""
 
     def __init__(
         self,

@@ -19,11 +19,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, instead: Any) -> Iterator[None]:
-    """Replace one attribute of a module or class while the context is open.
-
-    Raises:
-        AttributeError: This release of Ray has no such attribute.
-    """
+    """Replace one attribute of a module or class while the context is open."""
     original = getattr(owner, name)
     setattr(owner, name, instead)
     try:

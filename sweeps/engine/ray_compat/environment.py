@@ -56,11 +56,7 @@ def set_ray_env() -> None:
 
 
 def set_cluster_env(*, loopback: bool) -> None:
-    """Set the variables of a driver that connects to a running cluster.
-
-    Args:
-        loopback: Whether the head listens on this machine's loopback interface alone.
-    """
+    """Set the variables of a driver that connects to a running cluster."""
     set_ray_env()
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # the driver prints its own message
     # If a driver's node is gone and the process with this id has ended, Ray exits the driver
@@ -71,12 +67,7 @@ def set_cluster_env(*, loopback: bool) -> None:
 
 
 def configure_tune(concurrency: int) -> None:
-    """Set the variable and the log levels that Tune reads when it starts.
-
-    Args:
-        concurrency: How many trials may wait for an actor at once; Tune's default starts them one
-            by one.
-    """
+    """Set the variable and the log levels that Tune reads when it starts."""
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(concurrency)
     logging.getLogger("ray").setLevel(logging.ERROR)
     # Tune logs its own stack for each lost worker; the trial's reason describes the loss. Tune

@@ -44,11 +44,7 @@ class LostWorker(NamedTuple):
 
 
 def node_options(directory: Path) -> dict[str, Any]:
-    """Return the private arguments of `ray.init` for a local node.
-
-    Args:
-        directory: Receives the files of this driver's Ray, so that its processes can be found.
-    """
+    """Return the private arguments of `ray.init` for a local node."""
     return {
         "_temp_dir": str(directory),
         "_node_ip_address": "127.0.0.1",  # needed with `_LISTEN_ON_LOOPBACK` of `environment`
@@ -109,10 +105,6 @@ def patch_ray_node(
 
     These are the API server, for whose start Ray waits, the log monitor, the autoscaler's monitor,
     and the agent's reports for a dashboard.
-
-    Args:
-        setup_worker: The program with which the raylet starts a worker.
-        started: Receives the kind and the process of each process of the node when it starts.
     """
     from ray._private import node as node_module
     from ray._private import parameter, services, utils
@@ -157,11 +149,7 @@ def patch_ray_node(
 
 
 def find_agents(raylet: int) -> dict[str, psutil.Process]:
-    """Return those of `AGENTS` that a raylet has started; they get their titles a moment later.
-
-    Args:
-        raylet: Its process id.
-    """
+    """Return those of `AGENTS` that a raylet has started; they get their titles a moment later."""
     found: dict[str, psutil.Process] = {}
     with suppress(psutil.Error):  # a process has ended
         for process in psutil.Process(raylet).children():
@@ -253,11 +241,6 @@ def visit_uploaded(
 
     This uses Ray's own code, because another parser of `.gitignore` and `.rayignore` could give
     other results.
-
-    Args:
-        directory: The job's `working_dir`.
-        excludes: Its `excludes`, in the syntax of `.gitignore`.
-        visit: Receives files and directories.
     """
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 

@@ -76,11 +76,7 @@ def patch_tune() -> Iterator[None]:
 
 
 def _is_handled(controller: Any, trial: Any, exception: Any) -> bool:
-    """Prepare Tune's own handling of a trial's failure; return whether there is nothing to handle.
-
-    Raises:
-        BaseException: The error of a callback, unchanged; it is no failure of the trial.
-    """
+    """Prepare Tune's own handling of a trial's failure; return whether nothing is to handle."""
     from ray.tune.error import _TuneStopTrialError
     from ray.tune.experiment import Trial
 
@@ -148,9 +144,6 @@ def withhold_env(is_secret: Callable[[str], bool]) -> None:
 
     Tune writes the values into Ray's logs and command lines. Workers inherit the variables from
     their parent process anyway.
-
-    Args:
-        is_secret: Whether the variable of this name holds a secret.
     """
     from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 

@@ -82,11 +82,7 @@ class Audit:
 
 
 def audit_sweep(view: SweepStatus) -> Audit:
-    """Return the audit of a sweep, which may be running.
-
-    Raises:
-        LedgerError: The ledger can no longer be read.
-    """
+    """Return the audit of a sweep, which may be running."""
     data = audit_data(view)
     return Audit(view, len(data.trials), audit(data))
 
@@ -104,11 +100,7 @@ def status_with_audit(view: SweepStatus) -> dict[str, Any]:
 
 
 def audit_data(view: SweepStatus) -> AuditData:
-    """Return what the cards look at.
-
-    Raises:
-        LedgerError: The ledger can no longer be read.
-    """
+    """Return what the cards look at."""
     spec, curves = view.spec, view.ledger.reports()
     rule, reports = spec.early_stopping.rule, spec.budget.reports
     rungs = rule.rungs(reports)

@@ -26,13 +26,7 @@ _LENGTH, _TENSOR = "val: its length", "val: tensor 0"
 
 
 def read_clipping(directory: Path, max_norm: float | None, steps: int) -> Clipping | None:
-    """Return how often a trial's gradients were clipped; None if it logged no share of steps.
-
-    Args:
-        directory: The trial's directory.
-        max_norm: Its clipping norm.
-        steps: How many steps it trained.
-    """
+    """Return how often a trial's gradients were clipped; None if it logged no share of steps."""
     try:
         text = _rows(directory / FILE_NAME)
     except OSError:
