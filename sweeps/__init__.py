@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from sweeps.errors import SpecError as SpecError
     from sweeps.errors import UserError as UserError
     from sweeps.report.report_data import NotEnough as NotEnough
-    from sweeps.results.compare import Incomparable as Incomparable
-    from sweeps.results.sweep_status import NoBest as NoBest
-    from sweeps.results.sweep_status import NoChoice as NoChoice
-    from sweeps.results.sweep_status import UnknownSweep as UnknownSweep
-    from sweeps.results.sweep_status import UnknownTrial as UnknownTrial
+    from sweeps.view.compare import Incomparable as Incomparable
+    from sweeps.view.sweep_status import NoBest as NoBest
+    from sweeps.view.sweep_status import NoChoice as NoChoice
+    from sweeps.view.sweep_status import UnknownSweep as UnknownSweep
+    from sweeps.view.sweep_status import UnknownTrial as UnknownTrial
 
 _MODULES = {
     "Comparison": "api.comparison",
     "Figures": "api.sweep",
-    "Incomparable": "results.compare",
-    "NoBest": "results.sweep_status",
-    "NoChoice": "results.sweep_status",
+    "Incomparable": "view.compare",
+    "NoBest": "view.sweep_status",
+    "NoChoice": "view.sweep_status",
     "NotEnough": "report.report_data",
     "SpecError": "errors",
     "Sweep": "api.sweep",
     "SweepCommandError": "api.command",
     "Trial": "api.trial",
-    "UnknownSweep": "results.sweep_status",
-    "UnknownTrial": "results.sweep_status",
+    "UnknownSweep": "view.sweep_status",
+    "UnknownTrial": "view.sweep_status",
     "UserError": "errors",
     "compare": "api.comparison",
 }

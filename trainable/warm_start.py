@@ -4,8 +4,8 @@ A run may take all generations of another run as its own; it then continues as t
 have. Or it takes one generation and keeps a state of its own, as trials of PBT do. That generation
 is hard-linked into `inherited/` beside the run's own checkpoints, or copied if the storage has no
 links. When the run is opened, the two states are merged, until the run has saved a later state of
-its own. What must not live here: the choice of the other run (`sweeps.population` and
-`sweeps.reconciliation.finishing`), and torch.
+its own. What must not live here: the choice of the other run (`search.pbt_exploit` and
+`sweeps.reconcile.finishing`), and torch.
 """
 
 from __future__ import annotations

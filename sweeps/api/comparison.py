@@ -1,6 +1,6 @@
 """Compare the best trials of sweeps, as DataFrames.
 
-What must not live here: choosing and comparing trials (`results.compare`).
+What must not live here: choosing and comparing trials (`view.compare`).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sweeps.operations.frames import leaders_frame
-from sweeps.results.compare import compare as compare_views
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.view.compare import compare as compare_views
+from sweeps.view.frames import leaders_frame
+from sweeps.view.sweep_status import SweepStatus
 
 if TYPE_CHECKING:
     import pandas as pd

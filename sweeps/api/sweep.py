@@ -19,16 +19,16 @@ from sweeps.api.command import SweepCommandError, in_notebook, read_command, run
 from sweeps.api.trial import Trial
 from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
 from sweeps.formatting import quoted
-from sweeps.operations.frames import curves_frame, trials_frame
-from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
-from sweeps.results.audit.read import audit_sweep, status_with_audit
-from sweeps.results.confirmation import confirmed_trial, find_confirmation
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.run.stop import stop
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
 from sweeps.spec.yaml_scalars import write_flow, write_key
+from sweeps.trust.audit.read import audit_sweep, status_with_audit
+from sweeps.trust.confirmation import confirmed_trial, find_confirmation
+from sweeps.view.frames import curves_frame, trials_frame
+from sweeps.view.sweep_status import SweepStatus
 
 if TYPE_CHECKING:
     import optuna
@@ -496,7 +496,7 @@ class Sweep:
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        from sweeps.operations.figures import copy_study  # loads Optuna
+        from sweeps.report.sweep_figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
 
@@ -672,6 +672,6 @@ class Figures:
         return self._draw("Pareto front")
 
     def _draw(self, title: str) -> go.Figure:
-        from sweeps.operations.figures import draw_figure  # loads Optuna and Plotly
+        from sweeps.report.sweep_figures import draw_figure  # loads Optuna and Plotly
 
         return draw_figure(self._paths, title)

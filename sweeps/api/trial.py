@@ -1,6 +1,6 @@
 """One trial of a sweep, for reading.
 
-What must not live here: DataFrames (`operations.frames`), and whole sweeps (`sweep`).
+What must not live here: DataFrames (`view.frames`), and whole sweeps (`sweep`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
-from sweeps.operations import publish
-from sweeps.operations.frames import best_metrics, curves_frame
-from sweeps.operations.trial_process import checked_config
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.artifacts import publish
+from sweeps.run.trial_process import checked_config
 from sweeps.spec.space import configured
+from sweeps.view.frames import best_metrics, curves_frame
+from sweeps.view.sweep_status import SweepStatus
 from trainable.config import TrialConfig
 from trainable.tested import read_tested
 

@@ -1,6 +1,6 @@
 """`sweep check` and `sweep doctor`: print what was found about a spec, a sweep and this machine.
 
-What must not live here: the checks (`operations.check`, `operations.doctor`).
+What must not live here: the checks (`run.check`, `run.doctor`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sweeps.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from sweeps.operations.check import CheckResult
+    from sweeps.run.check import CheckResult
 
 
 def check(
@@ -42,7 +42,7 @@ def check(
 ) -> None:
     """Validate a spec and its task, and show what the sweep would take; starts nothing."""
     from sweeps.cli import messages
-    from sweeps.operations.check import check_sweep
+    from sweeps.run.check import check_sweep
 
     notes = err if as_json else out
     with loaded(file, settings) as (spec, document):
@@ -84,8 +84,8 @@ class Hanging:
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
     """Check versions, GPUs, disks and sweeps; remove what dead drivers left behind."""
     from sweeps.cli import render
-    from sweeps.operations.doctor import diagnose
     from sweeps.paths import resolve_root
+    from sweeps.run.doctor import diagnose
 
     with input_errors():
         findings = diagnose(resolve_root(root))

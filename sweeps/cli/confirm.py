@@ -1,7 +1,7 @@
 """The commands that train trials again: `sweep confirm` the leaders, `sweep retry` failed ones.
 
 What must not live here: running them (`operations`), and the words of the result
-(`results.confirmation`).
+(`trust.confirmation`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from sweeps.formatting import format_number
 
 if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
-    from sweeps.results.confirmation import ConfirmationResult
+    from sweeps.trust.confirmation import ConfirmationResult
 
 
 def _read_probability(text: object) -> float:
-    """Parse a number; `operations.confirm` checks its range."""
+    """Parse a number; `trust.confirm` checks its range."""
     try:
         return float(str(text))
     except ValueError:
@@ -96,15 +96,15 @@ def confirm(
 ) -> None:
     """Train the best trials again under common seeds, until it is known which is the best."""
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.results.confirmation import find_confirmation
-        from sweeps.results.sweep_status import SweepStatus
         from sweeps.spec.durations import parse_duration
+        from sweeps.trust.confirmation import find_confirmation
+        from sweeps.view.sweep_status import SweepStatus
 
         view = view_of(name, root)
         grace_seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.operations.confirm import confirm as operation
+        from sweeps.trust.confirm import confirm as operation
 
         display = RunConsole(spinner, console=err if as_json else out)
         code = run_to_end(
@@ -134,7 +134,7 @@ def confirm(
 
 def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     """Return the table of the leaders, what was found, and the command that shows the winner."""
-    from sweeps.results.confirmation import format_chance, format_seconds
+    from sweeps.trust.confirmation import format_chance, format_seconds
 
     table = plain_table(
         "trial",
@@ -216,7 +216,7 @@ def retry(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.operations import run as operation
+        from sweeps.run import launch as operation
 
         raise typer.Exit(
             run_to_end(

@@ -26,9 +26,9 @@ from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from trainable.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:
-    from sweeps.results.sweep_status import SweepStatus
     from sweeps.spec.document import Document
     from sweeps.spec.spec import SweepSpec
+    from sweeps.view.sweep_status import SweepStatus
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -177,7 +177,7 @@ def _hide_types(params: list[Any]) -> list[Any]:
 def view_of(name: str, root: Path | None) -> SweepStatus:
     """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
     from sweeps.cli import messages
-    from sweeps.results.sweep_status import SweepStatus
+    from sweeps.view.sweep_status import SweepStatus
 
     view = SweepStatus.open(name, root)
     for warning in view.warnings:

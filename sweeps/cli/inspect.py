@@ -39,7 +39,7 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from sweeps.cli import messages, render
     from sweeps.paths import resolve_root
-    from sweeps.results.sweep_list import statuses
+    from sweeps.view.sweep_list import statuses
 
     with input_errors():
         where, found = resolve_root(root), []
@@ -61,8 +61,8 @@ def status(
 ) -> None:
     """Show the state and progress of a sweep, and what a finished one found."""
     from sweeps.cli import render
-    from sweeps.results.audit.read import audit_at_end, status_with_audit
-    from sweeps.results.findings import findings_at_end
+    from sweeps.trust.audit.read import audit_at_end, status_with_audit
+    from sweeps.trust.findings import findings_at_end
 
     if watch and as_json:
         fail(
@@ -115,7 +115,7 @@ def trials(
 ) -> None:
     """List the trials of a sweep."""
     from sweeps.cli import render
-    from sweeps.results.trial_selection import select_rows, to_csv
+    from sweeps.view.trial_selection import select_rows, to_csv
 
     if as_csv and as_json:
         fail("--csv and --json exclude each other; leave one out", code=WRONG_INPUT)
@@ -176,12 +176,12 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
+    from sweeps.artifacts import publish
     from sweeps.cli import pareto, render
     from sweeps.errors import NoVersion
-    from sweeps.operations import publish
-    from sweeps.operations.code_directory import enter_code_directory
-    from sweeps.results.confirmation import confirmed_trial, leader_in_confirmation
-    from sweeps.results.sweep_status import NoBest
+    from sweeps.run.code_directory import enter_code_directory
+    from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
+    from sweeps.view.sweep_status import NoBest
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
@@ -245,7 +245,7 @@ def compare(
 ) -> None:
     """Compare the best trials of one or several sweeps, and the parameters that differ."""
     from sweeps.cli import render
-    from sweeps.results import compare
+    from sweeps.view import compare
 
     with input_errors():
         views = [view_of(name, root) for name in dict.fromkeys(names)]
@@ -281,7 +281,7 @@ def diff(
 ) -> None:
     """Show in which parameters two trials differ."""
     from sweeps.cli import render
-    from sweeps.results.compare import differences
+    from sweeps.view.compare import differences
 
     with input_errors():
         view = view_of(name, root)
@@ -302,8 +302,8 @@ def report(
     root: Root = None,
 ) -> None:
     """Write an HTML report with all figures of a sweep, also while it runs."""
+    from sweeps.artifacts.publish import report as draw
     from sweeps.errors import NoReport
-    from sweeps.operations.publish import report as draw
 
     with input_errors():
         view = view_of(name, root)
@@ -325,7 +325,7 @@ def logs(
     root: Root = None,
 ) -> None:
     """Print the output of a trial: its own prints, warnings, and how its process ended."""
-    from sweeps.results.trial_output import trial_output
+    from sweeps.view.trial_output import trial_output
 
     with input_errors():
         view = view_of(name, root)
@@ -354,7 +354,7 @@ def du(
     """Show how much space sweeps take: checkpoints, logs, ledger, outbox and report."""
     from sweeps.cli import messages
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.results.disk_usage import sweep_usage, total_usage
+    from sweeps.view.disk_usage import sweep_usage, total_usage
 
     with input_errors(), err.status("measuring"):
         where = resolve_root(root)
@@ -385,7 +385,7 @@ def _everything(found: dict[str, Any]) -> RenderableType:
 
 def _table(sweeps: Sequence[dict[str, Any]]) -> RenderableType:
     from sweeps.formatting import format_bytes
-    from sweeps.results.disk_usage import KINDS
+    from sweeps.view.disk_usage import KINDS
 
     columns = [*KINDS, "total"]
     table = TextTable(["sweep", *columns], right=columns)
@@ -409,7 +409,7 @@ def export(
     root: Root = None,
 ) -> None:
     """Write the trials of a sweep and their curves as CSV or Parquet, also while it runs."""
-    from sweeps.operations.frames import write_tables
+    from sweeps.view.frames import write_tables
 
     with input_errors():
         view = view_of(name, root)

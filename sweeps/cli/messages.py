@@ -18,18 +18,18 @@ from sweeps.cli.plain_console import PlainConsole, line
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, command_line, program_name
-from sweeps.results.observer import ShutdownNotices
 from sweeps.spec.metric_direction import direction_warnings
+from sweeps.view.observer import ShutdownNotices
 
 if TYPE_CHECKING:
-    from sweeps.driver.stop_requests import StopResult
     from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.engine.task_check import TaskFacts
-    from sweeps.operations.sync import SyncResult
-    from sweeps.results.findings import Findings
-    from sweeps.results.outcome import SweepFailure, SweepOutcome
+    from sweeps.run.stop_requests import StopResult
+    from sweeps.run.sync import SyncResult
     from sweeps.spec.document import Document
     from sweeps.spec.spec import SweepSpec
+    from sweeps.trust.findings import Findings
+    from sweeps.view.outcome import SweepFailure, SweepOutcome
     from tracking.notification_queue import Undelivered
 
 

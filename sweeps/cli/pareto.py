@@ -18,8 +18,8 @@ from sweeps.formatting import format_best, format_cells, format_parameter, joine
 from sweeps.paths import SweepPaths
 
 if TYPE_CHECKING:
-    from sweeps.results.outcome import SweepOutcome
     from sweeps.spec.spec import SweepSpec
+    from sweeps.view.outcome import SweepOutcome
 
 
 def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:

@@ -1,6 +1,6 @@
 """`sweep plan` and `sweep audit`: what a sweep will take, and how far to trust its results.
 
-What must not live here: the numbers (`operations.plan`, `results.audit`).
+What must not live here: the numbers (`trust.plan`, `trust.audit`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
     from sweeps.engine.sweep_plan import SweepPlan
-    from sweeps.operations.plan import PlanOption, PlanResult
-    from sweeps.results.audit.read import Audit
+    from sweeps.trust.audit.read import Audit
+    from sweeps.trust.plan import PlanOption, PlanResult
 
 
 _MOST_HOURS = 1e6
@@ -91,8 +91,8 @@ def plan(
     """Show what a sweep would take by measured steps, and what hours buy; starts nothing."""
     from sweeps.cli import messages
     from sweeps.errors import UserError
-    from sweeps.operations.plan import plan_sweep, write_plan
     from sweeps.spec.spec import load_with_positions
+    from sweeps.trust.plan import plan_sweep, write_plan
 
     if hours is not None and trials is not None:
         fail("--hours and --trials exclude each other; omit one of them", code=WRONG_INPUT)
@@ -196,7 +196,7 @@ _STYLES = {"pass": "green", "warn": "yellow", "not enough data": "dim"}
 
 def audit(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Check whether a sweep's result can be trusted: eight cards, each with its evidence."""
-    from sweeps.results.audit.read import audit_sweep
+    from sweeps.trust.audit.read import audit_sweep
 
     with input_errors():
         found = audit_sweep(view_of(name, root))

@@ -36,19 +36,19 @@ from sweeps.formatting import (
     titles,
 )
 from sweeps.paths import command_line
-from sweeps.results.findings import findings_at_end
-from sweeps.results.health_warnings import health_sentences
-from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
-from sweeps.results.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
-from sweeps.results.sweep_status import STATES, SweepStatus
-from sweeps.results.usage import usage_at_end
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.findings import findings_at_end
+from sweeps.trust.health_warnings import health_sentences
+from sweeps.view.remaining_time import DeliveryEstimate, seconds_left
+from sweeps.view.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
+from sweeps.view.sweep_status import STATES, SweepStatus
+from sweeps.view.usage import usage_at_end
 from trainable.tested import latest_tested
 
 if TYPE_CHECKING:
-    from sweeps.operations.doctor import Finding
-    from sweeps.results.audit.read import Audit
-    from sweeps.results.findings import Findings
+    from sweeps.run.doctor import Finding
+    from sweeps.trust.audit.read import Audit
+    from sweeps.trust.findings import Findings
 
 _STATE_STYLES = {
     "finished": "green",

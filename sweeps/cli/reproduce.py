@@ -1,6 +1,6 @@
 """`sweep reproduce`: train a trial again, and print whether it is the same bit for bit.
 
-What must not live here: training and comparing (`operations.reproduction`).
+What must not live here: training and comparing (`trust.reproduction`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sweeps.cli.plain_console import line
 from sweeps.exit_codes import LATE, NO_SUCCESS
 
 if TYPE_CHECKING:
-    from sweeps.results.reproduced import Reproduction, StateCheck
+    from sweeps.trust.reproduced import Reproduction, StateCheck
 
 
 @imports_task
@@ -65,8 +65,8 @@ def reproduce(
     from sweeps.path_checks import check_private
 
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.operations.reproduction import reproduce as train_and_compare
-        from sweeps.results.sweep_status import NoBest
+        from sweeps.trust.reproduction import reproduce as train_and_compare
+        from sweeps.view.sweep_status import NoBest
 
         view = view_of(name, root)
         if directory is not None:

@@ -1,6 +1,6 @@
 """The commands that start and end sweeps: init, clone, run, resume and stop.
 
-What must not live here: running it (`operations.run`), and what is printed (`run_console`).
+What must not live here: running it (`run.launch`), and what is printed (`run_console`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run(
 
         from sweeps.cli import messages
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.operations.run import start
+        from sweeps.run.launch import start
 
         messages.choices(err, loaded[1])
         display = RunConsole(spinner)
@@ -127,7 +127,7 @@ def resume(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.operations import run as operation
+        from sweeps.run import launch as operation
 
         raise typer.Exit(
             run_to_end(
@@ -156,7 +156,7 @@ def init(
     ] = Path(),
 ) -> None:
     """Write a starter spec and a task module to edit."""
-    from sweeps.operations.starter import write_starter
+    from sweeps.run.starter import write_starter
 
     with input_errors():
         written = write_starter(directory)
@@ -179,8 +179,8 @@ def clone(
 ) -> None:
     """Write NEW.yaml, the spec of a new sweep with the configuration of another one."""
     from sweeps.cli import messages
-    from sweeps.operations.starter import write_clone
     from sweeps.paths import SweepPaths, command_line, resolve_root
+    from sweeps.run.starter import write_clone
 
     with input_errors():
         paths = SweepPaths(resolve_root(root), name)
@@ -210,7 +210,7 @@ def stop(
 ) -> None:
     """Stop a running sweep, whose trials save and can resume; or end one trial."""
     from sweeps.cli import messages
-    from sweeps.operations import stop as operation
+    from sweeps.run import stop as operation
     from sweeps.spec.durations import parse_duration
 
     with input_errors():

@@ -1,7 +1,7 @@
 """What `sweep run` and `sweep resume` print: before the trials, meanwhile, and at the end.
 
 On a terminal a table shows the running trials. What must not live here: running a sweep
-(`operations.run`).
+(`run.launch`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from sweeps.errors import (
 )
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_best, format_duration, format_number, joined
-from sweeps.operations.run import AttemptFailed, PreparedSweep, findings_of
 from sweeps.paths import SweepPaths
-from sweeps.results.observer import ShutdownNotices, TrialProgress
-from sweeps.results.outcome import SweepOutcome
-from sweeps.results.remaining_time import DeliveryEstimate
-from sweeps.results.sweep_progress import SweepProgress, best_with_value
+from sweeps.run.launch import AttemptFailed, PreparedSweep
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.findings import findings_of
+from sweeps.view.observer import ShutdownNotices, TrialProgress
+from sweeps.view.outcome import SweepOutcome
+from sweeps.view.remaining_time import DeliveryEstimate
+from sweeps.view.sweep_progress import SweepProgress, best_with_value
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
 from trainable.storage.regular_files import IrregularFile

@@ -30,7 +30,7 @@ from sweeps.cli.plain_console import line
 from sweeps.exit_codes import LATE, WRONG_INPUT
 
 if TYPE_CHECKING:
-    from sweeps.operations.removal import Removal
+    from sweeps.run.removal import Removal
 
 
 def sync(
@@ -46,7 +46,7 @@ def sync(
 ) -> None:
     """Deliver waiting records and notifications, and draw missing figures."""
     from sweeps.cli import messages, render
-    from sweeps.operations.sync import deliver
+    from sweeps.run.sync import deliver
 
     with input_errors():
         view = view_of(name, root)
@@ -84,8 +84,8 @@ def ui(
     ] = True,
 ) -> None:
     """Start the MLflow UI and open the page of training runs, best first."""
-    from sweeps.operations.ui import serve
     from sweeps.paths import resolve_root
+    from sweeps.run.ui import serve
     from tracking.ui import ServerError
 
     def say(message: str) -> None:
@@ -165,8 +165,8 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove a sweep: its files, its study in a database, its objects in a store."""
-    from sweeps.operations.removal import plan_removal, remove
     from sweeps.paths import SweepPaths, resolve_root
+    from sweeps.run.removal import plan_removal, remove
 
     with input_errors():
         paths = SweepPaths(resolve_root(root), name)

@@ -1,6 +1,6 @@
 """The options of `sweep test`.
 
-What must not live here: the evaluation and its record (`operations.evaluation`).
+What must not live here: the evaluation and its record (`trust.evaluation`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_best, format_time, joined
 
 if TYPE_CHECKING:
-    from sweeps.operations.evaluation import TrialTest
-    from sweeps.results.sweep_status import SweepStatus
+    from sweeps.trust.evaluation import TrialTest
+    from sweeps.view.sweep_status import SweepStatus
 
 
 @imports_task
@@ -55,8 +55,8 @@ def evaluate(
 ) -> None:
     """Evaluate the best trial on test data that no trial has used, and record the values."""
     with err.status("reading the sweep"), input_errors():
-        from sweeps.operations.evaluation import evaluate_trial
-        from sweeps.results.sweep_status import NoBest
+        from sweeps.trust.evaluation import evaluate_trial
+        from sweeps.view.sweep_status import NoBest
 
         view = view_of(name, root)
     with input_errors(), err.status("testing") as spinner:

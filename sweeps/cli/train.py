@@ -31,18 +31,18 @@ from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_duration, format_number
-from sweeps.operations.code_directory import enter_code_directory
-from sweeps.operations.retraining import check_single, last_config, lost_stage, stages
-from sweeps.operations.trial_process import as_a_trial
 from sweeps.path_checks import make_private
 from sweeps.paths import TRIAL_CONFIG, program_name
 from sweeps.recording.trial_config import read_config
-from sweeps.results.reproduced import first_difference, machine_differences
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.run.code_directory import enter_code_directory
+from sweeps.run.trial_process import as_a_trial
 from sweeps.spec.error_messages import key_path
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import num_threads
+from sweeps.trust.reproduced import first_difference, machine_differences
+from sweeps.trust.retraining import check_single, last_config, lost_stage, stages
+from sweeps.view.sweep_status import SweepStatus
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -53,7 +53,7 @@ from trainable.storage.regular_files import replace_regular
 
 if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary
-    from sweeps.results.sweep_status import SweepStatus
+    from sweeps.view.sweep_status import SweepStatus
     from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
 

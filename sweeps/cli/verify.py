@@ -1,6 +1,6 @@
 """`sweep verify`: compare all records of a sweep, and print what contradicts.
 
-What must not live here: the comparison (`operations.verification`).
+What must not live here: the comparison (`trust.verification`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sweeps.cli.plain_console import line
 from sweeps.exit_codes import LATE
 
 if TYPE_CHECKING:
-    from sweeps.operations.verification import Verification
+    from sweeps.trust.verification import Verification
 
 
 def verify(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Compare all files that a sweep keeps with each other; nothing is changed."""
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.operations import verification
         from sweeps.paths import SweepPaths, resolve_root
+        from sweeps.trust import verification
 
         paths = SweepPaths(resolve_root(root), name)
         found = verification.verify(paths, spinner.update)

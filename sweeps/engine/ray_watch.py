@@ -2,7 +2,7 @@
 
 Ray itself waits for lost processes without an end, or ends the driver without a reason. What must
 not live here: when a local Ray or a cluster is lost (`local_ray`, `cluster`), and how the driver
-exits (`driver.run`).
+exits (`run.driver`).
 """
 
 from __future__ import annotations

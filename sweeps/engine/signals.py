@@ -3,7 +3,7 @@
 The driver also exits immediately when the grace period ends. SIGHUP counts only as a first signal.
 A thread receives the signals, because the main thread may be inside a library that cannot be
 interrupted, and some libraries replace Python's handlers. What must not live here: what draining
-and exiting do (`driver.run`).
+and exiting do (`run.driver`).
 """
 
 from __future__ import annotations

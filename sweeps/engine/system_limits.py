@@ -1,6 +1,6 @@
 """Check the limits of this machine: temporary space, inodes and resource limits.
 
-What must not live here: free space of the sweep's directory (`operations.doctor`), and memory.
+What must not live here: free space of the sweep's directory (`run.doctor`), and memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `sweep confirm` was asked for, as the ledger stores it.
 
 A resume decides by the ledger alone which trials a confirmation still needs. What must not live
-here: that decision (`policies.confirmation`).
+here: that decision (`reconcile.confirmation`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConfirmRequest:
     split: bool
     """Whether each seed has its own split of the data."""
     training: str
-    """A digest of what the spec says about training; see `policies.confirmation`."""
+    """A digest of what the spec says about training; see `reconcile.confirmation`."""
     counted_from: int
     """The first trial whose result counts: earlier ones trained with another configuration."""
     failures_from: int

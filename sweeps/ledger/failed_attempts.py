@@ -1,6 +1,6 @@
 """What a ledger keeps of the failed attempts at a trial that was run again.
 
-What must not live here: which trials may be run again (`reconciliation.retrying`), and the
+What must not live here: which trials may be run again (`reconcile.retrying`), and the
 transaction that reopens one (`ledger`).
 """
 

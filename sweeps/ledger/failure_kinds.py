@@ -1,6 +1,6 @@
 """The kinds of failures with which the reasons of failed trials begin.
 
-What must not live here: what a driver does after a failure (`policies.failure_policy`).
+What must not live here: what a driver does after a failure (`reconcile.failure_policy`).
 """
 
 from __future__ import annotations

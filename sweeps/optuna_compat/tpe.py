@@ -3,7 +3,7 @@
 Optuna goes through all trials several times for each suggestion, and with several metrics for each
 parameter. Here each trial is read once, and again only where it has changed. The ranks of trials,
 the densities and the choice of a value follow Optuna's bit by bit, except with three or more
-metrics: the trials that TPE imitates are then chosen from a front by `fronts.spread`. Not read are
+metrics: the trials that TPE imitates are then chosen by `statistics.fronts.spread`. Not read are
 constraints that Optuna stores in trials: a sweep checks its own before it creates a trial. What
 must not live here: which trials TPE receives (`search`).
 """
@@ -30,7 +30,7 @@ from optuna.samplers._tpe.sampler import (
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.fronts import Fronts, spread
+from sweeps.statistics.fronts import Fronts, spread
 
 _Floats = npt.NDArray[np.float64]
 _Places = npt.NDArray[np.intp]

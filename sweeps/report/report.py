@@ -34,11 +34,11 @@ from sweeps.report.report_confirmation import confirmed
 from sweeps.report.report_data import NotEnough, SweepData, read_sweep
 from sweeps.report.report_figures import Figure, figures
 from sweeps.report.report_page import PageSection, escape, page, table
-from sweeps.results.compare import compare
-from sweeps.results.findings import find
-from sweeps.results.sweep_status import STATES
-from sweeps.results.tested_trials import tested_trials
-from sweeps.results.usage import usage
+from sweeps.trust.findings import find
+from sweeps.trust.tested_trials import tested_trials
+from sweeps.view.compare import compare
+from sweeps.view.sweep_status import STATES
+from sweeps.view.usage import usage
 from trainable.errors import StorageError
 from trainable.exit_reason import exit_with
 from trainable.lazy_imports import without_collection

@@ -1,13 +1,13 @@
 """The report's section with the cards of the audit.
 
-What must not live here: what the cards look at (`results.audit`).
+What must not live here: what the cards look at (`trust.audit`).
 """
 
 from __future__ import annotations
 
 from sweeps.report.report_page import PageSection, escape, table
-from sweeps.results.audit.read import audit_sweep
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.trust.audit.read import audit_sweep
+from sweeps.view.sweep_status import SweepStatus
 
 
 def audit_section(view: SweepStatus) -> PageSection:

@@ -1,6 +1,6 @@
 """The report's section about a confirmation.
 
-What must not live here: what a confirmation says (`results.confirmation`).
+What must not live here: what a confirmation says (`trust.confirmation`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from sweeps.formatting import format_number
 from sweeps.report.report_page import PageSection, escape, table
-from sweeps.results.confirmation import (
+from sweeps.trust.confirmation import (
     ConfirmedTrial,
     find_confirmation,
     format_chance,
     format_seconds,
 )
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.view.sweep_status import SweepStatus
 
 _HEADS = [
     *("trial", "", "P(best)", "mean", "95 %", "seeds", "search saw", "looked better by"),

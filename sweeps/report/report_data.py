@@ -25,10 +25,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths
-from sweeps.results.comparable_trials import ComparableTrials, compare_all, compare_survivors
-from sweeps.results.findings import short_names
-from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.comparable_trials import ComparableTrials, compare_all, compare_survivors
+from sweeps.trust.findings import short_names
+from sweeps.view.sweep_status import SweepStatus
 
 COLOURS = {
     "complete": "#1a7f37",

@@ -37,9 +37,9 @@ from sweeps.report.report_value_figures import (
     selection_note,
     slices,
 )
-from sweeps.results.compare import clip_fraction
-from sweeps.results.sweep_status import STATES
 from sweeps.spec.spec import SweepSpec
+from sweeps.view.compare import clip_fraction
+from sweeps.view.sweep_status import STATES
 from trainable.metrics_file import read_rows
 
 _MAX_NORM = "train.clip.max_norm"

@@ -3,7 +3,7 @@
 The searcher first returns the trials that an earlier driver left unfinished, with their numbers
 and parameters. Then it repeatedly returns a paused trial that can be promoted, or else a new one.
 It stores no state: `save` and `restore` are empty because the ledger has everything. What must not
-live here: events of a trial (`driver.tune_callbacks`), stopping rules (`stopping`), and the
+live here: events of a trial (`run.tune_callbacks`), stopping rules (`stopping`), and the
 parameters of a new trial (`suggest`).
 """
 
@@ -23,7 +23,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import next_seed, origins
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import PROGRAM, SweepPaths
-from sweeps.population.pbt_exploit import PbtExploit
+from sweeps.search.pbt_exploit import PbtExploit
 from sweeps.search.seeds_as_one import origins_in
 from sweeps.search.suggest import Suggester
 from sweeps.spec.searched_workers import does_not_fit

@@ -1,6 +1,6 @@
 """Rank trials by several metrics: non-dominated fronts, then hypervolume.
 
-For the fronts see `sweeps.fronts`. Within a front, a trial is better if it alone dominates a
+For the fronts see `statistics.fronts`. Within a front, a trial is better if it alone dominates a
 larger volume. What must not live here: rungs, and which trial stops (`front_stopper`) or is
 promoted (`halving`).
 """
@@ -15,7 +15,7 @@ from sweeps.stopping.metric_values import Minimize, Value, is_finite, losses
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sweeps.fronts import Fronts
+    from sweeps.statistics.fronts import Fronts
 
 _CELLS = 2**17
 """The cells of the grid on which volumes are measured; one call takes a few milliseconds."""
@@ -74,7 +74,7 @@ def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int,
     finite = {n: losses(one, minimize) for n, one in values.items() if is_finite(one)}
     if not finite:
         return {}
-    from sweeps.fronts import Fronts
+    from sweeps.statistics.fronts import Fronts
 
     fronts = Fronts(len(minimize))
     numbers = sorted(finite, key=lambda n: (finite[n], n))  # no trial pushes an earlier one

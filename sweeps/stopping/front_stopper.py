@@ -13,7 +13,7 @@ from sweeps.stopping.halving import goes_on_among_equals
 from sweeps.stopping.metric_values import Value, is_finite, losses
 
 if TYPE_CHECKING:
-    from sweeps.fronts import Fronts
+    from sweeps.statistics.fronts import Fronts
 
 
 class FrontStopper:
@@ -82,7 +82,7 @@ class FrontStopper:
         return f"{needed}: {self._why(numbers[one] for one in fronts.dominating(mine))}"
 
     def _at(self, bracket: int, rung: int) -> tuple[Fronts, list[int]]:
-        from sweeps.fronts import Fronts  # NumPy is imported only where it is needed
+        from sweeps.statistics.fronts import Fronts  # NumPy is imported only where it is needed
 
         return self._seen.setdefault((bracket, rung), (Fronts(len(self._minimize)), []))
 

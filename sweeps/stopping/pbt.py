@@ -4,7 +4,7 @@ Every trial is a member and pauses at each rung until all members have reached i
 members continue from the best ones' weights with other hyperparameters: Jaderberg et al.,
 "Population Based Training of Neural Networks" (2017). Unlike there, all members wait for each
 other, so a decision depends on reports alone and a resumed driver decides the same. What must not
-live here: which member copies which, with which hyperparameters (`sweeps.population`), and the
+live here: which member copies which, with which hyperparameters (`search.pbt_exploit`), and the
 ledger.
 """
 

@@ -97,8 +97,8 @@ def against_mlflow(repeats: int) -> list[Result]:
 
     from sweeps import Sweep
     from sweeps.paths import SweepPaths
-    from sweeps.results.compare import compare, resolved
-    from sweeps.results.sweep_status import SweepStatus
+    from sweeps.view.compare import compare, resolved
+    from sweeps.view.sweep_status import SweepStatus
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)

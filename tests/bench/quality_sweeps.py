@@ -29,23 +29,23 @@ from ray.tune.search import Searcher
 from rich.console import Console
 
 from sweeps.cli.run_console import PlainLines
-from sweeps.driver.run import make_signal_handler
-from sweeps.driver.session import open_sweep
-from sweeps.driver.stop_requests import StopRequests
-from sweeps.driver.tune_loop import TrialLoop
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine, plan
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.results.observer import ShutdownNotices
-from sweeps.results.sweep_progress import SweepProgress
+from sweeps.run.driver import make_signal_handler
+from sweeps.run.session import open_sweep
+from sweeps.run.stop_requests import StopRequests
+from sweeps.run.tune_loop import TrialLoop
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.spec.provenance_check import Origin
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import TIME, make_scheduler
 from sweeps.sweep_lock import SweepLock
+from sweeps.view.observer import ShutdownNotices
+from sweeps.view.sweep_progress import SweepProgress
 from tests.bench.quality_problems import METRIC
 from trainable.ray_adapter import OBJECTIVE
 

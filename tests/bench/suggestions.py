@@ -21,11 +21,11 @@ from optuna.samplers._tpe.sampler import _get_reference_point
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.fronts import spread
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat import tpe
 from sweeps.search.suggest import Suggester
 from sweeps.spec.spec import SweepSpec
+from sweeps.statistics.fronts import spread
 from tests.bench.table import Goal, Result, alone, paired, size
 
 _Floats = npt.NDArray[np.float64]

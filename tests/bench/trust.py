@@ -17,7 +17,7 @@ from typing import get_args
 
 import numpy as np
 
-from sweeps.results.audit.card import Verdict
+from sweeps.trust.audit.card import Verdict
 from tests.bench.table import Goal, Result, alone, not_measured, size
 from tests.bench.trust_audit import FAULTS, SOUND_KINDS, verdicts
 from tests.bench.trust_confirm import PLANS, Choice, as_recorded, choices

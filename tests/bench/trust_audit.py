@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.results.audit.card import Verdict
-from sweeps.results.audit.data import AuditData, AuditTrial, Clipping
-from sweeps.results.audit.registry import CARDS
 from sweeps.spec.space import Distribution, LogUniform, Uniform
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.audit.card import Verdict
+from sweeps.trust.audit.data import AuditData, AuditTrial, Clipping
+from sweeps.trust.audit.registry import CARDS
 from tests.bench.quality_problems import METRIC
 from tests.bench.quality_sweeps import Ours, drive
 

@@ -486,7 +486,7 @@ def test_the_error_of_a_result_is_the_context_of_a_tune_error(controller: Any) -
     def fail(*_: Any) -> None:
         raise BlockingIOError("the ledger is locked")
 
-    with relied_on(f"{CONTROLLER}._schedule_trial_task", "sweeps/driver/tune_loop.py"):
+    with relied_on(f"{CONTROLLER}._schedule_trial_task", "sweeps/run/tune_loop.py"):
         controller._trial_to_actor, controller._actor_to_trial = {trial: actor}, {actor: trial}
         controller._actor_manager = SimpleNamespace(schedule_actor_task=scheduled.update)
         controller._schedule_trial_task(trial, "train", on_result=fail)

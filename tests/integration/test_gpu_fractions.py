@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from sweeps.cli.run_console import PlainLines
-from sweeps.driver.run import run_sweep
 from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
-from sweeps.results.outcome import SweepOutcome
-from sweeps.results.sweep_progress import SweepProgress
+from sweeps.run.driver import run_sweep
 from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.view.outcome import SweepOutcome
+from sweeps.view.sweep_progress import SweepProgress
 from tests.integration.commandline import wait_until
 from tests.message_parts import assert_parts
 

@@ -73,8 +73,8 @@ import os, signal, sys, time
 from pathlib import Path
 from sweeps.cli.process_end import ignore_broken_pipes
 from sweeps.cli.messages import ConsoleNotices
-from sweeps.driver.stop_requests import StopRequests
-from sweeps.driver.run import make_signal_handler
+from sweeps.run.stop_requests import StopRequests
+from sweeps.run.driver import make_signal_handler
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 
@@ -102,7 +102,7 @@ with make_signal_handler(paths, lock, token, requests, grace=float(grace), notic
 ENDS = """
 import os, signal, sys
 from sweeps.cli.app import main
-from sweeps.driver import run
+from sweeps.run import driver as run
 
 remove, removed = run.remove_scratch, []
 

@@ -14,9 +14,9 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 from sweeps import Sweep
-from sweeps.operations.sync import deliver
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.run.sync import deliver
 from sweeps.sweep_lock import is_held
+from sweeps.view.sweep_status import SweepStatus
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 

@@ -22,16 +22,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from sweeps.artifacts import export
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import messages
 from sweeps.cli.app import app
-from sweeps.driver.finalize import finalize_attempt
-from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_check, fault_of
-from sweeps.operations.doctor import check_object_stores
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.reconciliation.repairs import close_store
-from sweeps.report import export
+from sweeps.reconcile.repairs import close_store
+from sweeps.run.doctor import check_object_stores
+from sweeps.run.finalize import finalize_attempt
+from sweeps.run.session import SweepSession
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import TINY

@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.population import pbt_exploit
+from sweeps.search import pbt_exploit
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.chaos.killed_runs import differences, without_measured

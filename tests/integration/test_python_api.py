@@ -21,8 +21,8 @@ import torch
 
 import sweeps
 from sweeps import Sweep, SweepCommandError
-from sweeps.driver.stop_requests import StopResult
 from sweeps.report.report_data import NotEnough
+from sweeps.run.stop_requests import StopResult
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import CommandLine, wait_until
 from tests.time_limits import scaled

@@ -129,7 +129,7 @@ def test_objects_of_a_later_sweep_of_the_name_stay(store: ObjectStore, tmp_path:
     made.paths.directory.rename(made.paths.removed.directory)
     later, _ = _stored(tmp_path, "small")
     later.paths.lock.touch()
-    from sweeps.operations.removal import plan_removal, remove
+    from sweeps.run.removal import plan_removal, remove
 
     rest, _ = plan_removal(later.paths, runs=False)
     remove(rest)

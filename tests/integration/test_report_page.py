@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from sweeps.artifacts.export import draw_report
 from sweeps.errors import NoReport
-from sweeps.report.export import draw_report
-from sweeps.results.findings import find
+from sweeps.trust.findings import find
 from tests.integration.browser import photograph, require_chromium
 from tests.integration.report_reader import axes, colours, named, open_report, traces
 from tests.time_limits import scaled

@@ -16,9 +16,9 @@ from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.collect_state import read_sweep_state
-from sweeps.reconciliation.reconcile import reconcile
-from sweeps.reconciliation.repairs import apply
+from sweeps.reconcile.collect_state import read_sweep_state
+from sweeps.reconcile.reconcile import reconcile
+from sweeps.reconcile.repairs import apply
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.front_stopper import FrontStopper

@@ -12,7 +12,6 @@ import pytest
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import TrialState
 
-from sweeps.driver.session import open_ledger
 from sweeps.errors import SearchChanged
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger
@@ -22,6 +21,7 @@ from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
+from sweeps.run.session import open_ledger
 from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials

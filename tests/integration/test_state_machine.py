@@ -36,15 +36,15 @@ from hypothesis.stateful import (
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.collect_state import read_sweep_state
-from sweeps.reconciliation.reconcile import reconcile
-from sweeps.reconciliation.repairs import apply
+from sweeps.reconcile.collect_state import read_sweep_state
+from sweeps.reconcile.reconcile import reconcile
+from sweeps.reconcile.repairs import apply
 from sweeps.recording.tags import run_status
+from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import make_verdict_fn

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import pytest
 
 from sweeps.cli.messages import synced
-from sweeps.driver.session import open_sweep
-from sweeps.operations import ui
-from sweeps.operations.doctor import check_stores
-from sweeps.operations.sync import deliver
+from sweeps.run import ui
+from sweeps.run.doctor import check_stores
+from sweeps.run.session import open_sweep
+from sweeps.run.sync import deliver
 from sweeps.spec.provenance_check import Origin
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_server import connect
@@ -92,7 +92,7 @@ def root(template: Path, tmp_path: Path) -> Path:
 
 def _view(root: Path):  # type: ignore[no-untyped-def]
     from sweeps.paths import SweepPaths
-    from sweeps.results.sweep_status import SweepStatus
+    from sweeps.view.sweep_status import SweepStatus
 
     return SweepStatus(SweepPaths(root, NAME))
 

@@ -21,7 +21,7 @@ from mlflow.entities import Run, ViewType
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
-from sweeps.results.compare import clip_fraction
+from sweeps.view.compare import clip_fraction
 from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from tests.integration.mlflow_pages import compared, curves, parallel_axes, runs_table

@@ -14,11 +14,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from sweeps.operations import sync, ui
-from sweeps.operations.sync import Drawing, draw_missing, record_drawing
+from sweeps.artifacts import trial_figures
+from sweeps.artifacts.trial_figures import draw_figures, figure_files, trials_without_figures
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.report import trial_figures
-from sweeps.report.trial_figures import draw_figures, figure_files, trials_without_figures
+from sweeps.run import sync, ui
+from sweeps.run.sync import Drawing, draw_missing, record_drawing
 from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from sweeps.operations.ui import page_of
 from sweeps.paths import SweepPaths, artifact_root, tracking_uri
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.run.ui import page_of
+from sweeps.view.sweep_status import SweepStatus
 from tests.integration.browser import open_page
 from tracking.ui import start_server
 

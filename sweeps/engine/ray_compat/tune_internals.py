@@ -1,6 +1,6 @@
 """Private parts of Ray Tune: its controller, its trials, and the environment of its actors.
 
-What must not live here: what an event of a trial means (`driver.tune_callbacks`).
+What must not live here: what an event of a trial means (`run.tune_callbacks`).
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.driver.confirming import ConfirmingTrials
-from sweeps.driver.session import open_ledger
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import Ending, TrialRecord
-from sweeps.policies.confirmation import Confirmation, ConfirmOptions, follow
-from sweeps.reconciliation.extra_training import ExtraTraining
+from sweeps.reconcile.confirmation import Confirmation, ConfirmOptions, follow
+from sweeps.reconcile.extra_training import ExtraTraining
+from sweeps.run.confirming import ConfirmingTrials
+from sweeps.run.session import open_ledger
 from sweeps.spec.provenance_check import Origin
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

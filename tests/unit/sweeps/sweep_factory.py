@@ -15,9 +15,9 @@ from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import Ending
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
+from sweeps.view.sweep_status import SweepStatus
 from tests.make_trials import proposal
 from trainable.metrics_file import History, Row
 from trainable.storage.local import LocalFiles

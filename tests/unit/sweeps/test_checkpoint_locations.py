@@ -14,10 +14,10 @@ from sweeps.checkpoint_locations import (
     probe_store,
     trial_files,
 )
-from sweeps.operations.sync import deliver
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.run.sync import deliver
 from sweeps.spec.spec import parse_spec
+from sweeps.view.sweep_status import SweepStatus
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -13,10 +13,10 @@ import pytest
 from sweeps import paths as paths_module
 from sweeps.below_root import place_of
 from sweeps.errors import UserError
-from sweeps.operations.code_directory import enter_code_directory
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.run.code_directory import enter_code_directory
 from sweeps.spec.revisions import write_spec
+from sweeps.view.sweep_status import SweepStatus
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

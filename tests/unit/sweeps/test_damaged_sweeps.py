@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
-from sweeps.operations.doctor import check_sweeps
-from sweeps.operations.sync import queue_interruptions
+from sweeps.run.doctor import check_sweeps
+from sweeps.run.sync import queue_interruptions
 from sweeps.spec.revisions import read_spec
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.interrupted_sweep import FILES, interrupted

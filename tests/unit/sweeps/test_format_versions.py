@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
-from sweeps.operations.doctor import check_sweeps
 from sweeps.paths import FORMAT, SweepPaths
+from sweeps.run.doctor import check_sweeps
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.interrupted_sweep import interrupted
 from tests.unit.sweeps.sweep_factory import MadeSweep

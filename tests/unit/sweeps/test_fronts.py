@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from optuna._hypervolume.hssp import _solve_hssp
 from optuna._hypervolume.wfg import compute_hypervolume
 
-from sweeps.fronts import Fronts, spread
+from sweeps.statistics.fronts import Fronts, spread
 
 Points = list[tuple[float, ...]]
 COORDINATE = st.integers(0, 6)

@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
-from sweeps.operations.doctor import check_sweeps
+from sweeps.run.doctor import check_sweeps
 from sweeps.sweep_lock import SweepLock
 from tests.time_limits import scaled
 from tests.unit.sweeps.interrupted_sweep import CHECKPOINT, interrupted

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli import messages
 from sweeps.cli.app import app
-from sweeps.driver.session import SweepSession
+from sweeps.run.session import SweepSession
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig

@@ -10,10 +10,7 @@ import pytest
 from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import next_seed, origins
-from sweeps.operations.verification import verify
-from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
-from sweeps.results.audit.read import audit_data
-from sweeps.results.sweep_progress import SweepProgress
+from sweeps.reconcile.retrying import RetryRequest, trials_to_retry
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.trial_evidence import values_at
 from sweeps.spec.spec import parse_spec
@@ -21,6 +18,9 @@ from sweeps.stopping.asha import Asha
 from sweeps.stopping.pausing_rules import Standing
 from sweeps.stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
 from sweeps.stopping.simulation import SimulatedSweep, simulate
+from sweeps.trust.audit.read import audit_data
+from sweeps.trust.verification import verify
+from sweeps.view.sweep_progress import SweepProgress
 from tests.unit.sweeps.confirming_sweep import found, request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

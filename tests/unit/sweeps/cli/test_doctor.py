@@ -20,9 +20,9 @@ from optuna.samplers import RandomSampler
 from sweeps.engine.process_cleanup import TOKEN_VARIABLE
 from sweeps.engine.resources import Gpu, Machine
 from sweeps.ledger.ledger import Ledger
-from sweeps.operations import doctor
-from sweeps.operations.doctor import Finding, check_sweeps, clean_up, examine, probe_writable
 from sweeps.paths import SweepPaths
+from sweeps.run import doctor
+from sweeps.run.doctor import Finding, check_sweeps, clean_up, examine, probe_writable
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock

@@ -13,17 +13,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.api.sweep import Sweep
+from sweeps.artifacts.export import export_best
 from sweeps.cli.app import app
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.reconcile import MissingMetrics
-from sweeps.reconciliation.repairs import apply
-from sweeps.report.export import export_best
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.reconcile.reconcile import MissingMetrics
+from sweeps.reconcile.repairs import apply
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
+from sweeps.view.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox

@@ -16,8 +16,8 @@ from sweeps.cli.tables import TextTable
 from sweeps.formatting import format_value, joined
 from sweeps.ledger.attributes import trial_fields
 from sweeps.report.report_page import table
-from sweeps.results.sweep_progress import SweepProgress
 from sweeps.spec.spec import parse_spec
+from sweeps.view.sweep_progress import SweepProgress
 from trainable.errors import TaskError
 
 HOSTILE = "bad\ntrial 7 complete, best 0.0\r\x1b[2J\x1b]0;title\x07\x9b2J\u202e\u2066"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli.app import app
 from sweeps.errors import UserError
-from sweeps.operations.starter import write_starter
+from sweeps.run.starter import write_starter
 from sweeps.spec.spec import load_spec
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.kill_at import kill_at

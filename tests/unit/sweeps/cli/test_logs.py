@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
-from sweeps.results import trial_output
 from sweeps.sweep_lock import SweepLock
+from sweeps.view import trial_output
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from sweeps.cli import messages
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.trials import TrialSummary
-from sweeps.operations.check import not_checked
 from sweeps.paths import SweepPaths
-from sweeps.policies.failure_policy import Failure, RepeatedFailure
-from sweeps.results.findings import Finding, Findings
-from sweeps.results.outcome import SweepFailure, SweepOutcome, find_failure
+from sweeps.reconcile.failure_policy import Failure, RepeatedFailure
+from sweeps.run.check import not_checked
 from sweeps.spec.spec import parse_spec
+from sweeps.trust.findings import Finding, Findings
+from sweeps.view.outcome import SweepFailure, SweepOutcome, find_failure
 from trainable.errors import ConfigError
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"

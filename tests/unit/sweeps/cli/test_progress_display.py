@@ -10,9 +10,9 @@ from rich.console import Console
 
 from sweeps.cli.run_console import PlainLines, ProgressTable, view_on
 from sweeps.ledger.trials import TrialRecord
-from sweeps.results.observer import TrialProgress
-from sweeps.results.sweep_progress import SweepProgress
 from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.view.observer import TrialProgress
+from sweeps.view.sweep_progress import SweepProgress
 
 SPEC = """
 name: s

@@ -19,8 +19,8 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
-from sweeps.results.sweep_status import SweepStatus
 from sweeps.spec.spec import trial_yaml
+from sweeps.view.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUMED
 from trainable.build import open_trainer

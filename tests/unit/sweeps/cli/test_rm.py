@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
-from sweeps.operations import removal
 from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.run import removal
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

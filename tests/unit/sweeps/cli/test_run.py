@@ -22,8 +22,8 @@ from sweeps.errors import LedgerBusy, LedgerError, LockLost
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import lock_lost
+from sweeps.view.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_file import OutboxError
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from sweeps.cli import render
-from sweeps.operations import ui
 from sweeps.recording.tags import leaders_view
+from sweeps.run import ui
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_chart_view import SharedView
 from tracking.outbox import SWEEP, Outbox

@@ -23,7 +23,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
     [
         ("trainable.export", ("ROOT/none", "ROOT/weights"), "ROOT/none"),
         ("sweeps.report.report", ("ROOT", "none", "ROOT/page.html"), "none"),
-        ("sweeps.report.model_registry", ("ROOT", "small", "0", "m", "pt2"), "checkpoint"),
+        ("sweeps.artifacts.model_registry", ("ROOT", "small", "0", "m", "pt2"), "checkpoint"),
     ],
 )
 def test_reason_is_the_last_line(

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 from optuna import Study, visualization
 
+from sweeps.artifacts import publish
 from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
-from sweeps.operations import publish
 from sweeps.paths import SweepPaths
 from sweeps.report import report_data
 from sweeps.report.report import write_report
 from sweeps.report.report_data import thinned
 from sweeps.report.report_figures import rungs, survival
 from sweeps.report.report_page import PageSection, page, table
-from sweeps.results.comparable_trials import compare_survivors
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.halving import bracket_of
+from sweeps.trust.comparable_trials import compare_survivors
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

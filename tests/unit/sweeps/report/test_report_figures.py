@@ -12,10 +12,10 @@ import pytest
 from sweeps.report.report_data import NotEnough, SweepData, read_sweep
 from sweeps.report.report_figures import FIGURES
 from sweeps.report.report_value_figures import contours, importance, parallel, slices
-from sweeps.results.comparable_trials import compare_all
-from sweeps.results.findings import find
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
+from sweeps.trust.comparable_trials import compare_all
+from sweeps.trust.findings import find
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

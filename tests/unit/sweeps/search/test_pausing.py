@@ -10,16 +10,16 @@ from unittest.mock import Mock
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.ledger.attributes import PROMOTED
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.collect_state import read_sweep_state
-from sweeps.reconciliation.reconcile import UnrecordedEnd, reconcile
-from sweeps.reconciliation.repairs import apply
+from sweeps.reconcile.collect_state import read_sweep_state
+from sweeps.reconcile.reconcile import UnrecordedEnd, reconcile
+from sweeps.reconcile.repairs import apply
 from sweeps.recording.tags import lineage_tags
+from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import make_verdict_fn

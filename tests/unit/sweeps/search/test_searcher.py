@@ -11,12 +11,12 @@ import pytest
 import yaml
 from ray.tune.search import Searcher
 
-from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.attributes import ACCUMULATION, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialRecord
+from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import EarlyStoppingConfig

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.driver.session import open_ledger
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.results.compare import differences
+from sweeps.run.session import open_ledger
 from sweeps.spec.own_values import resolve_search
 from sweeps.spec.provenance_check import Origin, workers_tag
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
+from sweeps.view.compare import differences
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.fingerprint import BUILT
 

@@ -378,7 +378,7 @@ def test_names_that_may_not(name: str) -> None:
 def test_importing_the_spec_loads_nothing_heavy() -> None:
     code = (
         "import sys, sweeps.spec.spec, sweeps.engine.resources\n"
-        "import sweeps.operations.doctor, sweeps.operations.starter\n"
+        "import sweeps.run.doctor, sweeps.run.starter\n"
         "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'numpy', 'sklearn'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.fronts import Fronts
+from sweeps.statistics.fronts import Fronts
 from sweeps.stopping.dominance import own_volumes, places
 
 

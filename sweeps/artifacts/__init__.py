@@ -1,0 +1,1 @@
+"""What a sweep stores beside its figures: exports, cards, registered models."""

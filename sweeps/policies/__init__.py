@@ -1,1 +1,0 @@
-"""The policies that end a sweep early: repeated failures and stop criteria."""

@@ -1,0 +1,1 @@
+"""What a sweep's trials and their runs lack, and its repair."""

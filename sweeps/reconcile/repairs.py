@@ -1,0 +1,193 @@
+"""Apply the corrections of `reconcile` to ledger, store and tracking.
+
+What must not live here: deciding what is wrong (`reconcile`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+from sweeps.checkpoint_locations import trial_files
+from sweeps.errors import LedgerError, SpecError
+from sweeps.ledger.attributes import WOULD_STOP
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.trials import TrialRecord
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.reconcile.reconcile import (
+    Correction,
+    MissingMetrics,
+    MissingParams,
+    MissingReport,
+    MissingRun,
+    MissingTrials,
+    OrphanedRun,
+    StaleRunStatus,
+    StaleWriter,
+    UncountedAttempt,
+    UnknownDirectory,
+    UnrecordedEnd,
+)
+from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.over_seeds import record_configuration
+from sweeps.recording.tags import (
+    STOPPED_BY_INTERRUPT,
+    end_tags,
+    retried_tags,
+    run_status,
+    status_tags,
+)
+from sweeps.recording.trial_config import read_config
+from sweeps.search.pbt_exploit import without_unbegun
+from sweeps.search.suggest import Suggester
+from sweeps.spec.logged_params import RunStart, run_start
+from sweeps.spec.spec import SweepSpec
+from tracking.recorder import Recorder
+from trainable.errors import StorageError, WriterReplaced
+from trainable.metrics_file import logged_files, read_logged, read_rows
+from trainable.storage.generations import RunFiles
+
+
+class UnknownDirectoryInTheWay(ValueError):
+    """A directory has the name that a later trial needs."""
+
+
+def apply(
+    corrections: Iterable[Correction],
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    recorder: Recorder,
+    *,
+    warn: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Apply corrections; applying one repeatedly has the effect of applying it once."""
+    corrections = list(corrections)
+    for wrong in corrections:  # raise before anything is changed
+        _refuse(wrong, paths, ledger)
+    for wrong in corrections:
+        match wrong:
+            case UnknownDirectory():
+                warn(f"{wrong}; it is left alone")
+            case MissingParams(number):
+                stored = ledger.trial(number).params
+                ledger.complete(number, Suggester(spec, ledger).propose(number, stored))
+            case UncountedAttempt(number):
+                if ledger.trial(number).attempts == 0:
+                    ledger.start(number)
+            case StaleWriter(number):
+                close_store(trial_files(paths, spec, number))
+            case UnrecordedEnd(number, ending, reason):
+                lineage = without_unbegun(ledger.trial(number), paths).lineage
+                record = ledger.finish(number, ending, reason=reason, lineage=lineage)
+                # Also send the rows after the last report: no later attempt will send them.
+                directory = paths.trial(number)
+                rows = thin_rows(read_rows(directory), spec.tracking.every, ended=True)
+                own = [row for _, row in read_logged(directory)]
+                ended = StaleRunStatus(number, run_status(record), (*own, *rows))
+                send_to_tracker(ended, paths, spec, record, recorder)
+                _record_configuration(number, spec, ledger, recorder)
+            case MissingRun() | StaleRunStatus() | OrphanedRun():
+                send_to_tracker(wrong, paths, spec, ledger.trial(wrong.number), recorder)
+                if isinstance(wrong, StaleRunStatus):
+                    _record_configuration(wrong.number, spec, ledger, recorder)
+            case MissingReport() | MissingMetrics():
+                backfill([wrong], ledger, recorder)
+
+
+def _record_configuration(
+    number: int, spec: SweepSpec, ledger: Ledger, recorder: Recorder
+) -> None:
+    if spec.repeats.seeds > 1:
+        record_configuration(ledger.trials()[ledger.trial(number).search_number], recorder)
+
+
+def send_to_tracker(
+    wrong: MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun,
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialRecord,
+    recorder: Recorder,
+) -> None:
+    """Send tracking the data that it lacks about a trial without a worker."""
+    match wrong:
+        case MissingRun(number, at_ms):
+            # If PBT changed the trial and it has not trained since, a resume sends the change.
+            record = without_unbegun(record, paths)
+            start = told_start(paths, spec, record)
+            recorder.start(
+                number, start.params, status_tags(record, spec) | start.tags, at_ms=at_ms
+            )
+        case MissingMetrics(number, rows):
+            recorder.log(number, rows)
+        case StaleRunStatus(number, status, rows):
+            recorder.log(number, rows)
+            for file, name in logged_files(paths.trial(number)):
+                recorder.artifact(number, file, name)
+            # Not later than now: the ledger's time may come from a host in another time zone.
+            ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
+            at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
+            recorder.finish(number, status, end_tags(record, spec, paths), at_ms=at_ms)
+        case OrphanedRun(number, at_ms):
+            tags = STOPPED_BY_INTERRUPT | retried_tags(record)
+            recorder.finish(number, "INTERRUPTED", tags, at_ms=at_ms)
+
+
+def backfill(
+    corrections: Iterable[MissingReport | MissingMetrics], ledger: Ledger, recorder: Recorder
+) -> None:
+    """Send a resuming trial's stored reports and rows to the ledger and to tracking."""
+    for wrong in corrections:
+        match wrong:
+            case MissingReport(number, report, would_stop):
+                if would_stop is not None:  # before its report, which is then not missing
+                    ledger.set_attr(number, WOULD_STOP, [report.epoch, would_stop])
+                ledger.report(number, **report._asdict())
+            case MissingMetrics(number, rows):
+                recorder.log(number, rows)
+
+
+def close_store(files: RunFiles) -> None:
+    """Remove the writer directory that a killed worker left."""
+    if files.has_writer():
+        files.open()
+        files.close()
+
+
+def close_stores(trials: Iterable[RunFiles]) -> None:
+    """Remove the writer directories of killed workers; none of these workers may be alive.
+
+    Errors are ignored: the worker that resumes a trial removes the directory, and the caller
+    already reports a more serious error.
+    """
+    for trial in trials:
+        with contextlib.suppress(OSError, WriterReplaced, StorageError):
+            close_store(trial)
+
+
+def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
+    match wrong:
+        case MissingTrials():
+            raise LedgerError(
+                f"the ledger {ledger.location} is not whole: {wrong}; trials are numbered without "
+                "gaps; restore it from a backup, or start a new sweep under another name"
+            )
+        case UnknownDirectory(directory, in_the_way=True):
+            raise UnknownDirectoryInTheWay(
+                f"{paths.directory / 'trials' / directory} belongs to no trial of the ledger, and "
+                "a new trial would take it for its own; trials start in directories of their "
+                "own; move it away"
+            )
+
+
+def told_start(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> RunStart:
+    """Return what a trial's run received at its start, even if the spec has changed since."""
+    try:
+        config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
+    except (OSError, ValueError):
+        try:
+            config = spec.trial_config(record.seed, record.params)
+        except SpecError:  # the trial's parameters do not fit the changed spec either
+            return RunStart(record.params, {})
+    return run_start(config, record.params)

@@ -1,0 +1,330 @@
+"""Run failed trials again, as new attempts with their own numbers and parameters.
+
+`sweep retry` reopens a failed trial: one transaction of the ledger makes it unfinished, deletes
+the reports after the checkpoint from which it continues, and stores what else is to be done. Then
+the driver removes what belongs to the failed attempt alone: figures, with `--fresh` all files, and
+the run in the tracking store, if that has points of steps that are trained again. If it dies in
+between, the next driver does that again. So a kill leaves the failed trial, or the reopened one.
+From then on it is an unfinished trial like any other. What must not live here: training, and the
+transaction (`ledger`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sweeps.checkpoint_locations import address_of, trial_files, trial_store
+from sweeps.errors import SpecError, UserError
+from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
+from sweeps.ledger.failure_kinds import kind_of
+from sweeps.ledger.trials import TrialRecord, TrialSummary
+from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
+from sweeps.reconcile.stop_criteria import active_stop_criterion
+from sweeps.recording.trial_config import read_config
+from sweeps.spec.provenance_check import Origin, code_changes
+from sweeps.spec.revisions import changes
+from sweeps.spec.spec import SweepSpec
+from tracking.limits import clean_key
+from tracking.outbox_recorder import replace_runs
+from tracking.outbox_status import DeliveryStatus, read_outbox
+from trainable.errors import AllCheckpointsDamaged
+from trainable.metrics_file import read_logged, read_rows
+from trainable.storage.durable import sync_directory
+
+if TYPE_CHECKING:  # it imports optuna, which takes half a second
+    from sweeps.ledger.ledger import Ledger
+
+_DIVERGED = "non_finite"
+_FIGURES = "figures"
+_LONGEST_CHANGES = 1_000
+_BEFORE_ANY_STEP = -1
+
+
+@dataclass(frozen=True)
+class RetryRequest:
+    """Which failed trials the user wants to run again, and how."""
+
+    trials: tuple[int, ...] = ()
+    """Their numbers; empty: all that failed."""
+    fresh: bool = False
+    """From step 0, not from their newest checkpoints."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How one failed trial is run again."""
+
+    number: int
+    attempt: FailedAttempt
+    reopened: Reopened
+    steps: Mapping[int, int]
+    """The optimizer steps of the reports that it keeps, by epoch."""
+
+    def caution(self, paths: SweepPaths) -> str | None:
+        """Return why the retry may fail like the attempt before; None: nothing speaks for it."""
+        at = self.attempt.continued_at
+        if kind_of(self.attempt.reason) != _DIVERGED:
+            return None
+        if not self.attempt.changes:
+            return (
+                f"trial {self.number} diverged, and neither its code nor its configuration has "
+                "changed since: it trains the same steps and diverges again; change the code, or "
+                "a key with -s KEY=VALUE"
+            )
+        if not at:
+            return None
+        fresh = paths.command("retry", "--trial", str(self.number), "--fresh")
+        return (
+            f"trial {self.number} diverged after report {at}, from whose checkpoint it continues; "
+            "if its weights were too large by then, it diverges again; if it does, start it from "
+            f"step 0 with: {fresh}"
+        )
+
+
+def trials_to_retry(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    trials: Sequence[TrialSummary],
+    request: RetryRequest,
+    seconds: float,
+) -> list[int]:
+    """Return which trials are to be reopened.
+
+    Trials that were reopened already and have not ended are not among them: they continue.
+    """
+    wanted = sorted(set(request.trials)) or [t.number for t in trials if t.state == "failed"]
+    for number in wanted:
+        if fault := _fault(paths, spec, trials, number, fresh=request.fresh):
+            raise UserError(f"trial {number} is not run again: {fault}")
+    chosen = [number for number in wanted if trials[number].state == "failed"]
+    if not chosen and not any(_is_reopened(trial) for trial in trials):
+        see = paths.command("trials")
+        raise UserError(
+            f"sweep '{paths.name}' has no failed trial; retry takes failed trials; its trials: "
+            f"{see}"
+        )
+    opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
+    stop = active_stop_criterion(spec, opened, seconds) if chosen else None
+    if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
+        more = [word for change in stop.continue_overrides for word in ("-s", change)]
+        raise UserError(
+            f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run again at "
+            f"once; change it with: {paths.command('retry', *more)}"
+        )
+    return chosen
+
+
+def plan_retry(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    record: TrialRecord,
+    *,
+    fresh: bool,
+    origins: tuple[Origin, Origin] = (Origin(), Origin()),
+) -> Retry:
+    """Find out from which checkpoint a failed trial continues, and what does not fit to it."""
+    number, directory = record.number, paths.trial(record.number)
+    epoch, step = (0, _BEFORE_ANY_STEP) if fresh else _newest(paths, spec, record)
+    word, metrics = spec.budget.report_word, {spec.budget.report_word, *spec.metrics}
+    rows = read_rows(directory) if epoch else []
+    steps = {
+        int(row.metrics[word]): row.step
+        for row in rows
+        if row.step <= step and row.metrics.keys() >= metrics
+    }
+    attempt = FailedAttempt(
+        max(record.attempts, 1),  # a configuration may be refused before the first one
+        record.reason or "",
+        record.epoch,
+        record.ended_ms,
+        epoch,
+        _changes(paths, spec, record, *origins),
+    )
+    replaces = _has_later_points(read_outbox(paths.outbox, number), number, directory, step)
+    return Retry(number, attempt, Reopened(fresh, replaces), steps)
+
+
+def describe_retries(retries: Sequence[Retry], spec: SweepSpec) -> str:
+    """Return which trials run again, and from where, in one line; empty without any."""
+    word = spec.budget.report_word
+    each = (
+        f"trial {one.number} from "
+        + (f"{word} {one.attempt.continued_at}" if one.attempt.continued_at else "step 0")
+        for one in retries
+    )
+    return f"retry {', '.join(each)}" if retries else ""
+
+
+def complete_retries(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None:
+    """Do what is still to be done for reopened trials; the caller has the lock."""
+    for trial in ledger.trials():
+        if trial.reopened is None or trial.finished:
+            continue
+        if trial.reopened.replaces_run:
+            replace_runs(paths.outbox, [trial.number])
+        if trial.reopened.fresh:
+            _remove_files(paths, spec, trial.number)
+        else:
+            _remove(paths.trial(trial.number) / _FIGURES, paths)
+        ledger.store_reopened(trial.number)
+
+
+def _is_reopened(trial: TrialSummary) -> bool:
+    return bool(trial.failed_attempts) and not trial.finished
+
+
+def _fault(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    trials: Sequence[TrialSummary],
+    number: int,
+    *,
+    fresh: bool,
+) -> str | None:
+    """Return why a trial cannot be run again; None if it can, or if it has been reopened."""
+    if not 0 <= number < len(trials):
+        known = f"its trials are 0 to {len(trials) - 1}" if trials else "it has no trials yet"
+        return f"sweep '{paths.name}' has no such trial; {known}"
+    trial, own = trials[number], ("--trial", str(number))
+    if _is_reopened(trial):
+        if fresh and trial.failed_attempts[-1].continued_at:
+            return (
+                "it is being run again from a checkpoint and has not ended; --fresh takes a trial "
+                f"that has failed; continue it with: {paths.command('resume')}"
+            )
+        return None
+    match trial.state:
+        case "complete":
+            return (
+                "it is complete; retry takes failed trials; train it once more, beside the sweep, "
+                f"with: {paths.command('train', *own)}"
+            )
+        case "pruned":
+            return (
+                "it was stopped; retry takes failed trials; train it to its end with: "
+                f"{paths.command('resume', '--finish', str(number))}"
+            )
+        case "failed":
+            if spec.early_stopping.rule.is_population:
+                return (
+                    f"it is a member of a population ({spec.early_stopping.scheduler}), whose "
+                    "members train together; start a new sweep with: sweep run FILE --name NAME"
+                )
+            if fresh and trial.finishes is not None:
+                return (
+                    f"it continues trial {trial.finishes}, whose checkpoints it began with, and "
+                    "--fresh would begin at step 0; leave --fresh out, or train the configuration "
+                    f"anew, beside the sweep, with: {paths.command('train', *own)}"
+                )
+            return None
+    return f"it has not failed; it continues with: {paths.command('resume')}"
+
+
+def _newest(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> tuple[int, int]:
+    """Return epoch and step of the checkpoint from which a trial continues."""
+    fresh = paths.command("retry", "--trial", str(record.number), "--fresh")
+    store = trial_store(paths, spec, record.number)
+    try:
+        newest = store.newest()
+    except AllCheckpointsDamaged as error:
+        raise UserError(
+            f"trial {record.number} is not run again: {error}; or start it from step 0 with: "
+            f"{fresh}"
+        ) from None
+    if newest is None:
+        return 0, _BEFORE_ANY_STEP
+    if newest.epoch >= spec.budget.reports:
+        raise UserError(
+            f"trial {record.number} is not run again: it failed after its last "
+            f"{spec.budget.report_word} ({record.reason}), and its newest checkpoint has nothing "
+            f"left to train; start it from step 0 with: {fresh}"
+        )
+    return newest.epoch, newest.step
+
+
+def _changes(
+    paths: SweepPaths, spec: SweepSpec, record: TrialRecord, before: Origin, now: Origin
+) -> str:
+    """Return what has changed of a trial's code and configuration since it was trained."""
+    found = list(code_changes(before, now))
+    try:
+        was = read_config(paths.trial(record.number) / TRIAL_CONFIG)
+        differing = changes(was, spec.trial_config(record.seed, record.params))
+    except (OSError, ValueError, SpecError):  # it never began, or fails again before it trains
+        differing = {}
+    found += [f"{key}: {old} -> {new}" for key, (old, new) in differing.items()]
+    text = "; ".join(found)
+    return text if len(text) <= _LONGEST_CHANGES else text[: _LONGEST_CHANGES - 1] + "…"
+
+
+def _has_later_points(delivered: DeliveryStatus, number: int, directory: Path, step: int) -> bool:
+    """Return whether tracking has points of a trial that belong to later steps than `step`.
+
+    If the outbox does not know what tracking has, it may have some.
+    """
+    if delivered.damage is not None:
+        return True
+    marks = delivered.marks.get(number)
+    if marks is None:
+        return False
+    own_steps: dict[str, int] = {}
+    for at, row in read_logged(directory):
+        for name in row.metrics:
+            key = clean_key(name)
+            last = row.step if at <= step else _BEFORE_ANY_STEP
+            own_steps[key] = max(last, own_steps.get(key, _BEFORE_ANY_STEP))
+    return not marks.are_complete or any(
+        mark > own_steps.get(key, step) for key, mark in marks.steps.items()
+    )
+
+
+def _remove_files(paths: SweepPaths, spec: SweepSpec, number: int) -> None:
+    """Remove a trial's checkpoints and its directory; a worker that is still alive is fenced."""
+    if address_of(paths, spec, number) is not None:
+        files = trial_files(paths, spec, number)
+        files.open()
+        for name in files.names():
+            files.remove(name)
+        files.close()
+    _remove(paths.trial(number), paths)
+
+
+def _remove(path: Path, paths: SweepPaths) -> None:
+    """Remove a file or directory; it disappears at once."""
+    if not os.path.lexists(path):
+        return
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH) as scratch:
+        path.rename(Path(scratch, path.name))
+        sync_directory(path.parent)
+
+
+def reopen(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: Ledger,
+    retries: Iterable[Retry],
+    origin: Origin,
+    warn: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Make failed trials unfinished, and store the new code; see `complete_retries`.
+
+    This is one transaction: after a kill, the retry still knows how the code has changed.
+    """
+    retries = list(retries)
+    if not retries:
+        return
+
+    def store() -> None:
+        ledger.store_origin(origin)
+        for one in retries:
+            ledger.reopen(one.number, one.attempt, one.reopened, steps=one.steps)
+
+    ledger.transaction(store)
+    warn(describe_retries(retries, spec))
+    for caution in filter(None, (one.caution(paths) for one in retries)):
+        warn(caution)

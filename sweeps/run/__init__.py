@@ -1,0 +1,1 @@
+"""Run a sweep: launch, driver, stop, sync."""

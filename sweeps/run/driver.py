@@ -1,0 +1,351 @@
+"""Run a sweep: `run`, `resume` and adding trials are the same operation.
+
+`run_sweep` acquires the lock, opens the sweep, reconciles it with what an earlier driver left,
+starts the engine, runs the trials and finalizes the sweep. What must not live here: Ray Tune's
+loop over trials (`tune_loop`), and what is published at the end (`finalize`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from sweeps.engine import local_ray
+from sweeps.engine.cluster import Cluster
+from sweeps.engine.process_cleanup import clean_up_dead_drivers, kill_children, tag_child_processes
+from sweeps.engine.resources import Machine, ResourcePlan
+from sweeps.engine.signals import Interruption
+from sweeps.errors import LedgerError, SweepExists
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.ledger.trials import TrialRecord
+from sweeps.paths import SCRATCH, SweepPaths
+from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
+from sweeps.reconcile.failure_policy import RepeatedFailure
+from sweeps.reconcile.repairs import close_stores
+from sweeps.run import stop_requests
+from sweeps.run.finalize import finalize_attempt
+from sweeps.run.session import SweepSession, open_sweep
+from sweeps.run.start_watch import START_SECONDS
+from sweeps.run.stop_requests import StopRequests
+from sweeps.run.tune_loop import TrialLoop
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.revisions import describe_changes, read_spec
+from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import withheld_variables
+from sweeps.sweep_lock import SweepLock
+from sweeps.view.observer import ProgressObserver, ShutdownNotices
+from sweeps.view.outcome import SweepOutcome
+from tracking.outbox_file import OutboxError
+from trainable.errors import StorageError
+from trainable.metrics_file import CurveDamaged
+from trainable.storage.durable import make_directory
+from trainable.storage.local import LocalFiles
+
+_LAST_NOTIFICATION_SECONDS = 5.0
+"""The time limit for notifications when the driver ends with an error."""
+
+ObserverFactory = Callable[[Sequence[TrialRecord], int], AbstractContextManager[ProgressObserver]]
+"""Makes the progress display. Its arguments: the trials that earlier drivers have started, and how
+many trials the sweep has."""
+
+
+def run_sweep(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    plan: ResourcePlan,
+    machine: Machine | Cluster,
+    make_view: ObserverFactory,
+    *,
+    new: bool,
+    origin: Origin | None = None,
+    accept_changes: bool = False,
+    extra: ExtraTraining = NO_EXTRA,
+    grace: float = 30.0,
+    offline: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    notices: ShutdownNotices | None = None,
+    expected: Mapping[str, Any] | None = None,
+    tell: Callable[[SweepOutcome], None],
+) -> None:
+    """Run a sweep to its end, or until it is interrupted."""
+    notices = notices or ShutdownNotices()
+    with (
+        _acquired_lock(paths) as lock,
+        _listening(paths, lock, grace, notices) as (requests, interruption),
+    ):
+        if new and paths.exists():
+            raise SweepExists(paths)
+        _take_over_processes(lock, machine)
+        before = spec if new else read_spec(paths.spec).spec
+        sweep = open_sweep(
+            paths,
+            spec,
+            origin or Origin(),
+            new=new,
+            accept_changes=accept_changes,
+            extra=extra,
+            max_workers=plan.max_workers,
+            offline=offline,
+            fence=lock.check,
+            warn=warn,
+        )
+        driver = _Driver(
+            sweep, plan, machine, lock, requests, interruption, make_view, say, notices
+        )
+        try:
+            _reconcile(sweep, before, warn)
+            if expected is not None and sweep.num_remaining:
+                sweep.ledger.store_plan(expected)
+            driver.run_and_finalize(tell)
+        except (CurveDamaged, LedgerError, OSError, StorageError) as error:
+            _notify_failure(sweep, error)
+            raise
+        finally:
+            sweep.delivery.close(timeout=0.0)
+            if sweep.notifications:
+                sweep.notifications.delivery.close(timeout=0.0)
+
+
+@contextmanager
+def _acquired_lock(paths: SweepPaths) -> Iterator[SweepLock]:
+    """Hold the sweep's lock, and remove the driver's scratch files before and after."""
+    lock = SweepLock(paths.lock)
+    lock.acquire()
+    try:
+        remove_scratch(paths)
+        yield lock
+    finally:
+        if lock.is_ours():  # otherwise the files there belong to another driver
+            remove_scratch(paths)
+        lock.release()
+
+
+@contextmanager
+def _listening(
+    paths: SweepPaths, lock: SweepLock, grace: float, notices: ShutdownNotices
+) -> Iterator[tuple[StopRequests, Interruption]]:
+    """Accept stop requests, and handle signals."""
+    requests = StopRequests(paths, lock.token)
+    with make_signal_handler(
+        paths, lock, lock.token, requests, grace=grace, notices=notices
+    ) as interruption:
+        yield requests, interruption
+
+
+def _take_over_processes(lock: SweepLock, machine: Machine | Cluster) -> None:
+    """End the processes of a dead driver, and tag those that this driver will start."""
+    clean_up_dead_drivers(*([lock.previous.token] if lock.previous else []))
+    if isinstance(machine, Cluster):
+        tag_child_processes(lock.token)
+    else:
+        local_ray.configure(lock.token)
+
+
+def _notify_failure(sweep: SweepSession, error: Exception) -> None:
+    """Notify that the driver ends with an error. If the disk is full, there is no notification."""
+    if sweep.notifications:
+        with suppress(OutboxError, LedgerError):
+            sweep.notifications.notifier.sweep_ended("FAILED", str(error))
+            sweep.notifications.delivery.close(timeout=_LAST_NOTIFICATION_SECONDS)
+
+
+def _reconcile(sweep: SweepSession, before: SweepSpec, warn: Callable[[str], None]) -> None:
+    """Repair what an earlier driver left unfinished, and report how a resume changes the spec."""
+    if changed := describe_changes(before, sweep.spec):
+        warn(f"changed: {changed}")
+    sweep.recorder.artifact(None, sweep.paths.spec, sweep.paths.spec.name)
+    sweep.reconcile(warn)
+    if warning := sweep.no_effect_warning(before):
+        warn(warning)
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """An open sweep, and the objects that this process needs to run it."""
+
+    sweep: SweepSession
+    plan: ResourcePlan
+    machine: Machine | Cluster
+    lock: SweepLock
+    requests: StopRequests
+    interruption: Interruption
+    make_view: ObserverFactory
+    say: Callable[[str], None]
+    notices: ShutdownNotices
+
+    def run_and_finalize(self, tell: Callable[[SweepOutcome], None]) -> None:
+        """Run the remaining trials, then publish the best one and deliver to tracking."""
+        sweep = self.sweep
+        abort_reason = None
+        if sweep.has_trials_to_run and not self.interruption.requested:
+            abort_reason = self._run_trials()
+        self.lock.check()
+        tell(finalize_attempt(sweep, self.interruption, abort_reason, self.say))
+
+    def _run_trials(self) -> RepeatedFailure | None:
+        """Start Ray, run trials, and close the checkpoint stores that killed workers left open."""
+        sweep, abort_reason = self.sweep, None
+        self.say("starting Ray")
+        make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
+        with self._engine() as node_died:
+            if not self.interruption.requested:  # a signal can come while Ray starts
+                with self.make_view(sweep.ledger.trials(), sweep.num_trials) as observer:
+                    loop = TrialLoop(
+                        sweep,
+                        self.plan,
+                        observer,
+                        self.interruption,
+                        self.requests,
+                        self.lock,
+                        node_died=node_died,
+                        start_limit=math.inf
+                        if isinstance(self.machine, Cluster)
+                        else START_SECONDS,
+                    )
+                    abort_reason = loop.run()
+            self.say("stopping Ray")
+            sweep.delivery.flush(0.0)  # no trial needs the processor: its process may have it
+        self.lock.check()  # otherwise the stores belong to the workers of another driver
+        sweep.close_stores()
+        return abort_reason
+
+    def _engine(self) -> AbstractContextManager[Callable[[Exception | None], bool]]:
+        """Return a context that runs a local Ray or uses the cluster, and exits if it is lost.
+
+        It yields a function that says whether an actor was lost with its whole node.
+        """
+        lost = partial(
+            exit_on_ray_loss,
+            self.sweep.paths,
+            self.lock,
+            self.lock.token,
+            self.interruption,
+            self.notices,
+        )
+        if isinstance(self.machine, Cluster):
+            return self.machine.running(self.plan.max_concurrency, lost)
+        return local_ray.running(
+            self.lock.token,
+            self.machine,
+            concurrency=self.plan.max_concurrency,
+            interruption=self.interruption,
+            lost=lost,
+            hidden_env=withheld_variables(self.sweep.spec),
+        )
+
+
+_EXITS = threading.Lock()
+"""Only one thread exits the process: the signals' or the one that watches Ray."""
+
+
+def make_signal_handler(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    requests: stop_requests.StopRequests,
+    *,
+    grace: float,
+    notices: ShutdownNotices,
+) -> Interruption:
+    """Return the handler that acts on signals and stop requests."""
+
+    def look() -> None:
+        requests.look()
+        if requests.now:
+            interruption.leave()
+        if requests.drain:
+            interruption.drain()
+
+    interruption = Interruption(
+        on_first=lambda: _drain(paths, grace, notices),
+        on_last=lambda: _exit_immediately(paths, lock, token, interruption, notices),
+        grace=grace,
+        look=look,
+    )
+    return interruption
+
+
+def remove_scratch(paths: SweepPaths) -> None:
+    """Remove the files that only one driver uses."""
+    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{SCRATCH}*")]:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _drain(paths: SweepPaths, grace: float, notices: ShutdownNotices) -> None:
+    # If a full disk prevents the stop file, trials resume from their last checkpoint.
+    with contextlib.suppress(OSError):
+        stop_requests.request_stop(paths)
+    with contextlib.suppress(OSError):  # standard error may be a file on the full disk
+        notices.stopping(grace)
+
+
+def _exit_immediately(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    interruption: Interruption,
+    notices: ShutdownNotices,
+) -> None:
+    """Kill the driver's processes and exit without waiting: files on disk are always complete."""
+    _exit(
+        paths,
+        lock,
+        token,
+        interruption.exit_code or 128 + signal.SIGINT,
+        lambda: notices.exited_immediately(paths),
+    )
+
+
+def exit_on_ray_loss(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    interruption: Interruption,
+    notices: ShutdownNotices,
+    cause: str,
+) -> NoReturn:
+    """Exit because the local Ray or the cluster is lost.
+
+    Without this, Ray in this process waits for it and then ends the process.
+    """
+    _exit(
+        paths,
+        lock,
+        token,
+        interruption.exit_code or NO_SUCCESS,
+        lambda: notices.ray_lost(paths, cause),
+    )
+
+
+def _exit(
+    paths: SweepPaths, lock: SweepLock, token: str, code: int, say: Callable[[], None]
+) -> NoReturn:
+    with _EXITS:
+        try:
+            _kill_and_clean_up(paths, lock, token)
+        finally:  # exit even after an error, such as an unreadable directory
+            try:
+                with contextlib.suppress(OSError):  # standard error may be a file on a full disk
+                    say()
+            finally:
+                os._exit(code)
+
+
+def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
+    lock.block_writers()  # otherwise Tune would start new workers for the killed ones
+    kill_children(token)
+    if lock.is_ours():  # otherwise the files belong to another driver
+        remove_scratch(paths)
+        # Object stores stay as they are: a trial removes its aborted upload when it resumes.
+        close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
+    lock.release()

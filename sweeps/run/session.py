@@ -1,0 +1,533 @@
+"""Open a sweep's ledger and recorder, and reconcile what an earlier driver left unfinished.
+
+The caller holds the sweep's lock. What must not live here: deciding what to repair, the repairs
+themselves (`reconciliation`), and running the sweep (`run`).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sweeps.below_root import check_no_copy, place_of
+from sweeps.checkpoint_locations import check_kept, trial_files, trial_store
+from sweeps.engine.process_cleanup import untagged_env
+from sweeps.errors import OriginChanged, SpecError
+from sweeps.ledger.confirm_request import ConfirmRequest
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.ledger.stop_reasons import BY_THE_SWEEP
+from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
+from sweeps.ledger.warm_start import collect_warm_start
+from sweeps.paths import SweepPaths
+from sweeps.reconcile.collect_state import read_sweep_state
+from sweeps.reconcile.confirmation import (
+    Confirmation,
+    check_unchanged,
+    follow,
+    make_request,
+    most_runs,
+    num_unstarted,
+)
+from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
+from sweeps.reconcile.finishing import (
+    check_free,
+    check_unfinished,
+    make_directories,
+    trials_to_finish,
+)
+from sweeps.reconcile.reconcile import reconcile
+from sweeps.reconcile.repairs import apply, close_stores
+from sweeps.reconcile.retrying import (
+    Retry,
+    complete_retries,
+    describe_retries,
+    plan_retry,
+    reopen,
+    trials_to_retry,
+)
+from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
+from sweeps.reconcile.store_check import Missing, lost_runs
+from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.recording.notifications import Notifier, NotifyingRecorder
+from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
+from sweeps.run.confirming import start_confirmation
+from sweeps.spec.provenance_check import Origin, check_origin, workers_tag
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.revisions import (
+    changes,
+    describe_changes,
+    read_revisions,
+    read_spec,
+    write_spec,
+)
+from sweeps.spec.searched_workers import does_not_fit
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.schedulers import make_verdict_fn
+from sweeps.tracker import find_tracker, open_tracker, tracker_at
+from sweeps.webhook import open_notifications
+from tracking.notification_delivery import NotificationDelivery
+from tracking.outbox_recorder import reset_trials, set_target
+from tracking.provenance import provenance
+from tracking.recorder import Recorder
+from tracking.stored_runs import StoreUnreadable
+from tracking.tracker import BackgroundDelivery
+from trainable.fingerprint import BUILT
+from trainable.metrics_file import FILE_NAME
+
+_OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
+"""The sections of a spec that affect which trials train, and how."""
+
+
+class Notifications(NamedTuple):
+    """What queues a sweep's notifications, and what delivers them."""
+
+    notifier: Notifier
+    delivery: NotificationDelivery
+
+
+@dataclass(frozen=True)
+class SweepSession:
+    """An open sweep, for the time in which its driver holds the lock."""
+
+    paths: SweepPaths
+    spec: SweepSpec
+    ledger: Ledger
+    recorder: Recorder
+    """Raises an error instead of recording after the driver has lost the lock."""
+    delivery: BackgroundDelivery
+    """Delivers what `recorder` records to the tracking server."""
+    lost_runs: str | None = None
+    """A sentence about the runs that the tracking store has lost; None if it has lost none."""
+    notifications: Notifications | None = None
+    """None if the sweep has no webhook."""
+    only_confirms: bool = False
+    """Whether this driver runs the trials of a confirmation and none of the search."""
+
+    @property
+    def stopped(self) -> StopCriterionMet | None:
+        """The stop criterion that ends the sweep before all trials have run; None if none does."""
+        return active_stop_criterion(self.spec, self.ledger.trials(), self.ledger.seconds)
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials the sweep has at most when this driver has ended."""
+        trials = self.ledger.trials()
+        known = len(trials) if self.only_confirms else self._count(trials)
+        return known + most_runs(
+            self.ledger.confirm_request, trials, minimize=self.ledger.minimize
+        )
+
+    @property
+    def confirmation(self) -> Confirmation | None:
+        """How far the last confirmation is; None without one."""
+        request = self.ledger.confirm_request
+        trials, minimize = self.ledger.trials(), self.ledger.minimize
+        return None if request is None else follow(request, trials, minimize=minimize)
+
+    @property
+    def num_remaining(self) -> int:
+        """How many trials have not ended, including those that have not started."""
+        trials = self.ledger.trials()
+        unfinished = sum(not trial.finished for trial in trials)
+        num_new = 0 if self.stopped else self._count(trials) - len(trials)
+        return unfinished + num_new + self._num_unstarted_runs
+
+    @property
+    def has_trials_to_run(self) -> bool:
+        """Whether this driver has a trial to run."""
+        if not self.only_confirms:
+            return self.num_remaining > 0
+        extra = [one for one in self.ledger.trials() if one.role not in ("search", "repeat")]
+        return self._num_unstarted_runs > 0 or not all(one.finished for one in extra)
+
+    @property
+    def _num_unstarted_runs(self) -> int:
+        """How many runs a confirmation needs next that have no trial yet."""
+        trials, minimize = self.ledger.trials(), self.ledger.minimize
+        return num_unstarted(self.ledger.confirm_request, trials, minimize=minimize)
+
+    def _count(self, trials: Sequence[TrialRecord]) -> int:
+        return count_trials(self.spec.num_trials, trials, self.spec.repeats.seeds)
+
+    def no_effect_warning(self, before: SweepSpec) -> str | None:
+        """Return a warning that the changes affect training and no trials remain."""
+        changed = {key.partition(".")[0] for key in changes(before, self.spec)}
+        if self.num_remaining or not changed & _OF_TRIALS:
+            return None
+        stop, num_trials = self.stopped, len(of_search(self.ledger.trials()))
+        most = self.spec.max_trials(2 * num_trials)
+        more = (
+            stop.continue_overrides if stop else (f"trials={most}",) if most > num_trials else ()
+        )
+        words = [word for change in more for word in ("-s", change)]
+        resume = self.paths.command("resume", *words)
+        remedy = (
+            f"add trials with: {resume}"
+            if words
+            else "start a new sweep with: sweep run FILE --name NAME"
+        )
+        return f"no trials remain; the changes affect only new trials; {remedy}"
+
+    def reconcile(self, warn: Callable[[str], None]) -> None:
+        """Repair what an earlier driver left unfinished; also called for a new sweep."""
+        paths, spec, ledger = self.paths, self.spec, self.ledger
+        if self.lost_runs is not None:
+            warn(self.lost_runs)
+        if not ledger.trials() and (warm_start := ledger.warm_start.summary):
+            warn(warm_start)
+
+        make_directories(paths, spec, ledger.trials())
+        for sentence in self._lost_files():
+            warn(sentence)
+        stop = self.stopped
+        trials = ledger.trials()
+        state = read_sweep_state(
+            paths,
+            spec,
+            trials,
+            live=False,
+            judge=make_verdict_fn(spec, origins(trials), places(trials)),
+            stop=BY_THE_SWEEP + stop.why if stop else None,
+        )
+        apply(
+            reconcile(state),
+            paths,
+            spec,
+            ledger,
+            self.recorder,
+            warn=warn,
+        )
+
+    def _lost_files(self) -> Iterator[str]:
+        """Yield a sentence for each trained trial that lost files: what is lost, what follows."""
+        for trial in self.ledger.trials():
+            directory = self.paths.trial(trial.number)
+            is_gone = not directory.is_dir()
+            local = self.spec.storage.checkpoints is None
+            if trial.finished:
+                if trial.reports and is_gone:
+                    lost = "metrics and checkpoints" if local else "metrics"
+                    yield (
+                        f"trial {trial.number} has ended and keeps its result, but its {lost} are "
+                        f"lost: there is no {directory}"
+                    )
+            elif trial.reports:
+                if is_gone and local:
+                    yield f"trial {trial.number} starts again: its directory is lost ({directory})"
+                elif local and not (directory / "checkpoints").is_dir():
+                    yield f"trial {trial.number} starts again: its checkpoints are lost"
+                elif not (directory / FILE_NAME).exists():
+                    yield (
+                        f"trial {trial.number} resumes, but its earlier metrics are lost: there "
+                        f"is no {directory / FILE_NAME}"
+                    )
+
+    def close_stores(self) -> None:
+        """Close the checkpoint stores that killed workers left open; no worker may be alive."""
+        close_stores(
+            trial_files(self.paths, self.spec, trial.number) for trial in self.ledger.trials()
+        )
+
+
+def open_sweep(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    *,
+    new: bool,
+    accept_changes: bool = False,
+    extra: ExtraTraining = NO_EXTRA,
+    max_workers: int | None = None,
+    offline: bool = False,
+    fence: Callable[[], None],
+    warn: Callable[[str], None] = lambda _: None,
+) -> SweepSession:
+    """Open a sweep, or create it."""
+    ledger = open_ledger(
+        paths,
+        spec,
+        origin,
+        new=new,
+        accepted=accept_changes,
+        extra=extra,
+        max_workers=max_workers,
+        warn=warn,
+    )
+    complete_retries(paths, spec, ledger)
+    revisions = read_revisions(paths.spec)
+    now = {**provenance(), **ledger.origin.tags(), **workers_tag(revisions)}
+    ledger.add_attempt(now)
+    ledger.store_run_from({**place_of(paths), "code": os.getcwd()})
+    root = paths.root
+    tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
+    lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
+    set_target(paths.outbox, tracker)
+    recorder, delivery = open_tracker(
+        paths,
+        spec,
+        ledger.sweep_id,
+        tags={
+            **attempt_tags(ledger.attempts),
+            **curve_tags([one.tracking.every for one in revisions]),
+            **({} if new else SWEEP_RESUMED),
+        },
+        inherited=now,
+        experiment_tags=leaders_views(spec, ledger.sweep_id),
+        environment=None if offline else untagged_env(),
+    )
+    notifications = _open_notifications(paths, spec, ledger, offline=offline)
+    locked = (
+        LockedRecorder(recorder, fence)
+        if notifications is None
+        else NotifyingRecorder(recorder, fence, notifications.notifier)
+    )
+    return SweepSession(
+        paths,
+        spec,
+        ledger,
+        locked,
+        delivery,
+        lost,
+        notifications,
+        only_confirms=extra.confirm is not None,
+    )
+
+
+def _open_notifications(
+    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, *, offline: bool
+) -> Notifications | None:
+    """Return what notifies of the sweep's events; None if it has no webhook."""
+    if spec.notify.webhook is None:
+        return None
+    queue, delivery = open_notifications(paths, spec, offline=offline)
+
+    def add(key: str, body: Mapping[str, Any]) -> None:
+        queue.add(key, body)
+        delivery.wake()
+
+    attempt = len(ledger.attempts)
+    return Notifications(Notifier(paths, spec, ledger.sweep_id, attempt, ledger, add), delivery)
+
+
+def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
+    """Queue for delivery the runs that the tracking store has lost, and describe them."""
+    trials = ledger.trials()
+    try:
+        found = lost_runs(paths, spec, trials, ledger.sweep_id, untagged_env())
+    except StoreUnreadable as error:  # the sweep runs even while the server is unavailable
+        return str(error)
+    lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
+    reset_trials(paths.outbox, lost)
+    if not found:
+        return None
+    command = paths.command("sync", "--verify")
+    return "; ".join(Missing.of(found).sentences(1 + len(trials), command))
+
+
+def open_ledger(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    *,
+    new: bool,
+    accepted: bool,
+    extra: ExtraTraining = NO_EXTRA,
+    max_workers: int | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Ledger:
+    """Open or create a sweep's ledger, and write its spec file.
+
+    The ledger is created before the spec file. The spec file is the commit point: a sweep exists
+    once that file exists.
+    """
+    planned = PlannedExtra()
+    if new:
+        LedgerFile(paths.ledger).remove_incomplete(paths.spec)
+        warm = collect_warm_start(paths.root, spec)
+        ledger = Ledger.create(
+            paths.ledger,
+            mode=spec.mode,
+            sweep_id=uuid.uuid4().hex,
+            select=spec.select,
+            repeats=repeats_of(spec),
+        )
+        if warm.summary:
+            ledger.store_warm_start(warm)
+    else:
+        before = read_spec(paths.spec).spec
+        check_kept(paths, before, spec)
+        ledger = Ledger.open(paths.ledger)
+        check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
+        planned = plan_resume(
+            paths,
+            before,
+            spec,
+            origin,
+            ledger,
+            extra,
+            accepted=accepted,
+            max_workers=max_workers,
+        )
+    if not planned.retries:  # else with the trials, whose attempts note how the code has changed
+        ledger.store_origin(origin)
+    # A new revision although nothing changed: it says what was asked for.
+    write_spec(paths.spec, spec, planned.describe(spec))
+    revisions = read_revisions(paths.spec)
+    ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)
+    reopen(paths, spec, ledger, planned.retries, origin, warn)
+    for number in planned.finish:
+        ledger.add_extra("finish", number)
+    if planned.confirm is not None:
+        start_confirmation(ledger, planned.confirm)
+    return ledger
+
+
+@dataclass(frozen=True)
+class PlannedExtra:
+    """What is trained besides the search, after the checks."""
+
+    retries: Sequence[Retry] = ()
+    finish: Sequence[int] = ()
+    confirm: ConfirmRequest | None = None
+
+    def describe(self, spec: SweepSpec) -> str:
+        """Return what was asked for, in one line; empty for nothing."""
+        leaders = () if self.confirm is None else self.confirm.leaders
+        notes = [describe_retries(self.retries, spec)]
+        for verb, numbers in (("finish", self.finish), ("confirm", leaders)):
+            if numbers:
+                notes.append(f"{verb} {', '.join(f'trial {number}' for number in numbers)}")
+        return "; ".join(filter(None, notes))
+
+
+def plan_resume(
+    paths: SweepPaths,
+    before: SweepSpec,
+    spec: SweepSpec,
+    origin: Origin,
+    ledger: Ledger,
+    extra: ExtraTraining,
+    *,
+    accepted: bool,
+    max_workers: int | None,
+) -> PlannedExtra:
+    """Check that a sweep can resume with a spec, and return what it trains besides the search.
+
+    Arguments and errors are those of `session.open_ledger`. After accepted changes it removes what
+    trials have noted of their task as it was built, once all checks have passed.
+    """
+    trials = ledger.trials()
+    retry, again = extra.retry, list[int]()
+    if retry is not None:
+        again = trials_to_retry(paths, spec, trials, retry, ledger.seconds)
+    fresh = retry is not None and retry.fresh
+    # Without a trained trial there is nothing to compare with.
+    others = [one for one in trials if not (fresh and one.number in again)]
+    accepted = accepted or not _has_trained(paths, before, others)
+    check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+    if not accepted:
+        _check_reported_trials(paths, before, spec, trials)
+        # A retried trial that finishes a pruned one must continue it exactly, too.
+        running = [replace(t, state="running") if t.number in again else t for t in trials]
+        check_unfinished(paths, spec, running)
+        check_unchanged(paths, spec, ledger.confirm_request, trials)
+    check_search_changes(before, spec, len(of_search(trials)))
+    finish = trials_to_finish(paths, spec, trials, extra.finish)
+    num_new, request = len(finish), None
+    if extra.confirm is not None:
+        request = make_request(paths, spec, trials, ledger.confirm_request, extra.confirm)
+        num_new += len(request.leaders) * request.seeds
+    for index in range(num_new):
+        check_free(paths, len(trials) + index)
+    origins = (ledger.origin, origin)
+    retries = [
+        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in again
+    ]
+    planned = PlannedExtra(retries, finish, request)
+    if max_workers is not None:
+        _check_workers(paths, spec, trials, planned, max_workers)
+    if accepted:  # trials then resume with the task as it is built now
+        for trial in trials:
+            (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
+    return planned
+
+
+def _check_workers(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    trials: Sequence[TrialRecord],
+    planned: PlannedExtra,
+    most: int,
+) -> None:
+    """Refuse to resume where a trial would wait for ever, because it has too many workers.
+
+    New trials of the search fit: the spec was checked.
+    """
+    leaders = () if planned.confirm is None else planned.confirm.leaders
+    trained = {*(one.number for one in planned.retries), *planned.finish, *leaders}
+    issues = [
+        does_not_fit(
+            trial.number,
+            workers,
+            most,
+            "resume the sweep where they do, or end the trial with: "
+            + paths.command("stop", "--trial", str(trial.number)),
+        )
+        for trial in trials
+        if not trial.finished or trial.number in trained
+        if (workers := spec.workers_of(trial.params)) > most
+    ]
+    if issues:
+        raise SpecError(issues)
+
+
+def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
+    """Whether a trial has reported, or resumes from a checkpoint.
+
+    Checkpoint stores are queried last and one by one, because an object store is slow and charges
+    for each request. Trials without attempts are included: a driver that died right after a
+    trial's start may not have counted the attempt.
+    """
+    unfinished = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
+    return any(trial.reports for trial in trials) or any(
+        trial_store(paths, spec, trial.number).generations() for trial in unfinished
+    )
+
+
+def _check_reported_trials(
+    paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
+) -> None:
+    """Refuse a configuration change if a trial would train again what it has reported."""
+    for trial in trials:
+        if trial.finished or not trial.reports:
+            continue
+        differing = _config_diff(before, after, trial)
+        if not differing:
+            continue
+        epoch, word = max(trial.reports), before.budget.report_word
+        saved = trial_store(paths, before, trial.number).saved_epoch()
+        if saved < epoch:
+            raise OriginChanged(
+                f"trial {trial.number} has reported {word} {epoch} and saved {word} {saved}, so "
+                f"it trains the {word}s between again; ledger and tracking keep the first "
+                f"reports, which would not fit the changed configuration ({differing}); resume "
+                f"without the change until the trial has saved {word} {epoch} or ended, or "
+                "resume with --accept-changes"
+            )
+
+
+def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
+    """Return in one line how a trial's `train` section changes; empty without a change.
+
+    A trial keeps its own parameters, and `check_origin` compares the other sections.
+    """
+    try:
+        was, now = (spec.trial_config(trial.seed, trial.params) for spec in (before, after))
+    except SpecError:  # the changed spec refuses its values: the trial fails without training
+        return ""
+    return describe_changes(was.train, now.train, "train.")

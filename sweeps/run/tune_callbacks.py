@@ -1,0 +1,509 @@
+"""Callbacks of Ray Tune: decide what each event of a trial means, and queue its record.
+
+The callbacks decide in memory, and a thread writes. Tune requests a worker's next step only after
+the callback returns, so a synchronous write would make a GPU wait for the disk. Code that reads
+the ledger to decide something calls `flush` first.
+
+If the driver dies before a queued report is written, the trial's directory still has the report,
+and a resume copies it to the ledger. Three things are not stored there: the trial's configuration,
+the tags and parameters that only the worker knows, and the trial's changed attributes in the
+ledger. So a callback writes them before it returns. What must not live here: writing
+(`event_writer`), choosing parameters (`search`), and deciding when to stop
+(`stopping`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ray.tune import Callback
+from ray.tune.experiment import Trial
+
+from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
+from sweeps.engine.ray_compat.tune_internals import (
+    end_at_next_loss,
+    release_trial,
+    worker_error,
+)
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
+from sweeps.errors import SpecError
+from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.reconcile.failure_policy import (
+    INFRASTRUCTURE_FAILURES,
+    MAX_LOST_STARTS,
+    CrashCounter,
+    Failure,
+    RepeatedFailure,
+    RepeatedFailureDetector,
+)
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
+from sweeps.recording.trial_config import keep_earlier
+from sweeps.run import stop_requests
+from sweeps.run.event_writer import Entry, EventWriter, WorkerReport, WriteQueue
+from sweeps.run.progress import Hang, ProgressWatch
+from sweeps.run.start_watch import NoWorkerStarts, StartWatch
+from sweeps.run.trial_clock import TrialClock
+from sweeps.spec.logged_params import run_start
+from sweeps.spec.spec import SweepSpec, trial_yaml
+from sweeps.spec.trial_run import TrialSeed
+from sweeps.view.observer import ProgressObserver
+from tracking.recorder import Recorder
+from trainable.checkpoint import Generation
+from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import replace_regular
+from trainable.trial_log import TRIAL_LOG, TrialLog
+
+_AT_FIRST = {SIGNALS: [], LACKS_MODEL: False}
+"""What holds of a trial that has made no report; see `WorkerReport.trial_marks`."""
+_DROPPED_RESULT_KEYS = (
+    "earlier",
+    "objectives",
+    "noted",
+    "rows",
+    "metrics",
+    "signals",
+    "lacks_model",
+    "resolved",
+    "saved",
+    "step",
+    "config",
+    "iterations_since_restore",
+    "time_since_restore",
+    "time_this_iter_s",
+    "time_total_s",
+)
+"""The keys that `on_trial_result` removes from a result after it has copied them. Tune keeps the
+last result of each trial for the whole sweep, and two queues of statistics for each number in
+it."""
+
+
+class TrialMemoryReleaser(Callback):
+    """Release the memory of trials that have ended."""
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Release the data that Tune keeps about the trial."""
+        del iteration, trials, info
+        release_trial(trial)
+
+
+class TuneEventHandler(Callback):
+    """Queues a record of each event of a trial, and retries or ends trials of lost workers."""
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        paths: SweepPaths,
+        ledger: Ledger,
+        recorder: Recorder,
+        observer: ProgressObserver,
+        *,
+        fence: Callable[[], None],
+        on_step: Callable[[], None],
+        stop_reason: Callable[[int], str | None] = lambda _: None,
+        would_stop: Callable[[int], tuple[int, str] | None] = lambda _: None,
+        node_died: Callable[[Exception | None], bool] = lambda _: False,
+        end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
+        start_limit: float = math.inf,
+        grace: float = math.inf,
+    ) -> None:
+        self._observer = observer
+        self._progress = ProgressWatch(paths, spec.failures.step_timeout)
+        self._starts = StartWatch(start_limit)
+        self._grace = grace
+        self._spec = spec
+        self._paths = paths
+        self._fence = fence
+        self._on_step = on_step
+        self._stop_reason, self._would_stop = stop_reason, would_stop
+        self._node_died = node_died
+        self._end_of_worker = end_of_worker
+        self._clock = TrialClock()
+        self._event_writer = EventWriter(
+            spec, paths, ledger, recorder, observer, fence=fence, seconds_of=self._clock.seconds
+        )
+        self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
+        self._num_existing = len(ledger.frozen_trials())
+        self._live: set[int] = set()
+        self._paused: set[int] = set()
+        # Final reports, each held back until it is written in one transaction with the end.
+        self._final_reports: dict[int, WorkerReport] = {}
+        self._marks: dict[int, dict[str, Any]] = {}  # in the ledger; see `WorkerReport`
+        self._stop_requested: dict[int, str] = {}  # the reason of each requested stop
+        self._training: set[int] = set()  # trials whose worker has received the order to train
+        self._lost_starts: Counter[int] = Counter()
+        self._crash_counter = CrashCounter(spec.failures.max_retries)
+        self._retries_exhausted: dict[int, Failure] = {}
+        self._hangs: Counter[int] = Counter()
+        # The hang of each trial whose worker this driver killed; None: the user stopped the trial.
+        self._killed: dict[int, Hang | None] = {}
+        self._deadlines: dict[int, float] = {}  # of trials that the user stops
+        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit, spec.space)
+        self.num_finished = 0
+        """How many trials have ended. Some ends may be queued until `flush`."""
+
+    @property
+    def abort_reason(self) -> RepeatedFailure | None:
+        """The failure that every further trial would repeat; None while there is none."""
+        return self._failures.abort_reason
+
+    def flush(self) -> None:
+        """Wait until every queued event is written."""
+        for number in list(self._final_reports):
+            self._flush_last_report(number)
+        self._queue.flush()
+
+    def close(self) -> None:
+        """Write the queued events without raising; call `flush` first to receive errors."""
+        self._queue.close()
+
+    def stop(self, number: int, reason: str, *, live: bool) -> None:
+        """End a trial for good: at its next step, or immediately if no worker trains it."""
+        self._fence()
+        if live:
+            self._stop_requested[number] = reason
+            if reason == BY_THE_USER:
+                self._deadlines[number] = time.monotonic() + self._grace
+            stop_requests.request_stop(self._paths, [number])
+            return
+        self._end(number, partial(self._event_writer.stopped_waiting, number, reason))
+        self.flush()
+
+    def refuse(self, number: int, error: SpecError) -> None:
+        """Fail a trial whose parameter values make no valid configuration.
+
+        The failure does not count towards the repeated failures that end a sweep: the next
+        suggestion may be valid.
+        """
+        self._end(number, partial(self._event_writer.refused, number, error))
+        self.flush()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle no state.
+
+        Ray pickles the Tuner into a file that no process reads, and threads and connections
+        cannot be pickled.
+        """
+        return {}
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Raise errors of the writer, act on signals and stop requests, and kill hung workers."""
+        del iteration, info
+        self._queue.check()
+        self._on_step()
+        self._kill_unresponsive_workers()
+        if late := self._starts.look([] if self._training else trials):
+            self._failures.stopped(*late)
+            raise NoWorkerStarts
+
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Write the trial's configuration before it trains, count the attempt and open its run.
+
+        Before the new worker trains, this call reads the reports that an earlier worker stored but
+        did not send.
+        """
+        del iteration, trials, info
+        self._fence()
+        number, params = trial.config["number"], trial.config["params"]
+        self._training.add(number)
+        self._lost_starts.pop(number, None)
+        directory = self._paths.trial(number)
+        make_directory(directory)
+        config = self._spec.trial_config(TrialSeed(*trial.config["seed"]), params)
+        self._progress.begin(number, config.workers)
+        if not self._spec.early_stopping.rule.is_population:  # whose changes the ledger has
+            trained = trial.config.get("config", {}).get("train", {})
+            keep_earlier(self._paths, self._spec, number, config, trained.get("accumulation"))
+        replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
+        # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
+        start = run_start(config, params)
+        if number in self._paused:
+            self._paused.discard(number)
+            self._live.add(number)
+            self._clock.start(number)
+            self._queue.put(partial(self._event_writer.promoted, number, start))
+            if self._spec.early_stopping.rule.is_population:  # the parameters may have changed
+                self.flush()
+            return
+        is_first = number >= self._num_existing and number not in self._live
+        newest = None if is_first else self._newest_generation(number)
+        self._crash_counter.started(number, newest.number if newest else 0)
+        self._live.add(number)
+        if is_first:
+            self._marks[number] = dict(_AT_FIRST)
+            self._clock.start(number)
+            tags = origin_tags(trial.config.get("role", "search"), trial.config.get("origin"))
+            self._event_writer.open_run(number, start, tags)
+            self._queue.put(partial(self._event_writer.record_first_start, number, params))
+            return
+        step = newest.step if newest else 0
+        self._queue.put(partial(self._event_writer.record_restart, number, params, start, step))
+        self.flush()
+        self._marks[number] = self._event_writer.trial_marks(number)
+        self._clock.start(number, before=self._event_writer.seconds(number))
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Queue a report, and remove the keys from Tune's result that no later code reads."""
+        del iteration, trials, info
+        number = trial.config["number"]
+        report = WorkerReport(
+            number, trial.config["params"], dict(result), accumulation_note(trial, result)
+        )
+        for key in _DROPPED_RESULT_KEYS:
+            result.pop(key, None)
+        known = self._marks.setdefault(number, dict(_AT_FIRST))
+        changed = {key: now for key, now in report.trial_marks.items() if now != known[key]}
+        report.notes.update(changed)  # also what holds no longer
+        known.update(changed)
+        if trial.config.get("exempt"):
+            self._note_exemption(report)
+        self._event_writer.record_worker_info(report)
+        # The trial's end comes next, and the checkpoint is saved: see `EventWriter.finished`.
+        if result.get("ending") == "finished" and report.result.get("saved"):
+            self._final_reports[number] = report
+        else:
+            self._queue.put(report)
+        if report.notes:
+            self.flush()
+
+    def _note_exemption(self, report: WorkerReport) -> None:
+        """Note where an exempt trial would have been stopped, with the report that shows it."""
+        found = self._would_stop(report.number)
+        if found is not None and found[0] == report.result.get("epoch"):
+            report.notes[WOULD_STOP] = list(found)
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Record the end that the last result names; without one, the trial was pruned."""
+        del iteration, trials, info
+        number, last, writer = trial.config["number"], trial.last_result, self._event_writer
+        match last.get("ending"):
+            case "finished":
+                self._end(
+                    number, partial(writer.finished, number, self._final_reports.pop(number, None))
+                )
+                self._failures.passed()
+            case "paused" if number not in self._stop_requested:
+                self._worker_left(number)
+                self._live.discard(number)
+                self._paused.add(number)
+                self._queue.put(partial(writer.paused, number))
+                self._failures.passed()
+            case "failed":
+                self._failed(number, Failure(**last["failure"]))
+            # A trial that drains may end before it reads the stop request of the user.
+            case "interrupted" if number not in self._stop_requested:
+                self._interrupt(number)
+            case "stopped" if number in self._retries_exhausted:
+                self._fail(number, self._retries_exhausted[number])
+            case "stopped" | "paused" | "interrupted":
+                self._end(number, partial(writer.stopped, number, self._stop_requested[number]))
+            case _:
+                self._end(number, partial(writer.pruned, number, self._stop_reason(number)))
+                self._failures.passed()
+
+    def on_trial_recover(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Count a lost worker, for which Tune starts another one.
+
+        A trial whose workers are lost repeatedly without a new checkpoint has exhausted its
+        retries: it restarts once so that it sees its stop file. A worker that is lost with its
+        whole node, or before it began to train, does not count as a retry.
+        """
+        del iteration, trials, info
+        self._fence()
+        self._flush_last_report(trial.config["number"])  # the trial does not end now
+        if trial.config["number"] in self._killed:
+            self._worker_left(trial.config["number"])
+            self._restart_after_kill(trial)
+            return
+        number = trial.config["number"]
+        if self._node_died(worker_error(trial)):
+            self._worker_left(number)
+            self._note_loss(number, end_with_node(worker_error(trial)))
+            return
+        if number not in self._training:
+            self._lost_starts[number] += 1
+            if (
+                self._lost_starts[number] == MAX_LOST_STARTS
+                and number not in self._retries_exhausted
+            ):
+                end_at_next_loss(trial)  # workers fail to start: the next loss ends the sweep
+            return
+        self._worker_left(number)
+        end = self._note_worker_end(trial)
+        newest = self._newest_generation(number)
+        if not self._crash_counter.lost(number, newest.number if newest else 0):
+            self._retries_exhausted[number] = self._describe_loss(trial, end)
+            stop_requests.request_stop(self._paths, [number])
+            end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
+        else:
+            self._note_loss(number, end)
+
+    def _note_loss(self, number: int, end: WorkerEnd) -> None:
+        self._queue.put(partial(self._event_writer.record_lost_worker, number, end.sentence()))
+
+    def _kill_unresponsive_workers(self) -> None:
+        """Kill workers that make no progress, or that ignore the user's stop request too long."""
+        now = time.monotonic()
+        for hang in self._progress.look(self._live - self._killed.keys()):
+            self._fence()
+            if self._progress.end(hang.number):
+                self._killed[hang.number] = hang
+                self._observer.warned(hang.number, hang.reason)
+        for number in [one for one, deadline in self._deadlines.items() if deadline < now]:
+            del self._deadlines[number]
+            if number in self._live - self._killed.keys():
+                self._fence()
+                if self._progress.end(number):
+                    self._killed[number] = None
+                    self._observer.warned(
+                        number,
+                        f"reached no step within {self._grace:g} s after the stop request; the "
+                        "driver killed its worker; the stacks of its threads are in trial.log",
+                    )
+
+    def _restart_after_kill(self, trial: Trial) -> None:
+        """Count a hang after this driver killed the worker; the trial restarts.
+
+        The next worker resumes training, or ends the trial because it finds a stop file.
+        """
+        number = trial.config["number"]
+        hang = self._killed.pop(number)
+        if hang is None:
+            return  # the user's stop file exists
+        self._hangs[number] += 1
+        if self._hangs[number] > self._spec.failures.max_retries:
+            self._retries_exhausted[number] = Failure("hang", hang.reason, "")
+            stop_requests.request_stop(self._paths, [number])
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Record the end of a trial whose lost worker Tune does not replace.
+
+        The trial has exhausted its retries, or no worker began to train it.
+        """
+        del iteration, trials, info
+        self._fence()
+        number = trial.config["number"]
+        if number in self._training or number in self._retries_exhausted:
+            end = self._note_worker_end(trial)
+            self._fail(
+                number, self._retries_exhausted.get(number) or self._describe_loss(trial, end)
+            )
+            return
+        self._failures.stopped(number, self._describe_lost_starts(trial))
+        if number in self._live | self._paused:
+            self._interrupt(number)
+
+    def interrupt_live(self) -> None:
+        """Record every trial that has not ended as interrupted."""
+        for number in sorted(self._live | self._paused):
+            self._interrupt(number)
+        self.flush()
+
+    def _interrupt(self, number: int) -> None:
+        tags = {"stopped_by": "failures"} if self.abort_reason else STOPPED_BY_INTERRUPT
+        self._worker_left(number)
+        self._live.discard(number)
+        self._paused.discard(number)
+        self._flush_last_report(number)
+        self._queue.put(partial(self._event_writer.record_interruption, number, tags))
+
+    def _failed(self, number: int, failure: Failure) -> None:
+        """Record a failure of the trial; interrupt it if its storage or node is the cause."""
+        if failure.may_be_trial_specific(socket.gethostname()) and accepts_checkpoints(
+            self._paths, self._spec, number
+        ):
+            failure = failure.as_trial_specific()
+        if failure.kind in INFRASTRUCTURE_FAILURES:
+            self._failures.stopped(number, failure)
+            self._interrupt(number)
+        else:
+            self._fail(number, failure)
+
+    def _fail(self, number: int, failure: Failure) -> None:
+        self._end(number, partial(self._event_writer.failed, number, failure))
+        self._failures.failed(number, failure)
+
+    def _worker_left(self, number: int) -> None:
+        self._training.discard(number)
+        self._clock.stop(number)
+
+    def _end(self, number: int, write: Callable[[], None]) -> None:
+        self._marks.pop(number, None)
+        self._worker_left(number)
+        self._deadlines.pop(number, None)
+        self._live.discard(number)
+        self._paused.discard(number)
+        self._flush_last_report(number)
+        self._queue.put(write)
+        self.num_finished += 1
+
+    def _flush_last_report(self, number: int) -> None:
+        if (last := self._final_reports.pop(number, None)) is not None:
+            self._queue.put(last)
+
+    def _note_worker_end(self, trial: Trial) -> WorkerEnd:
+        """Append to a trial's log how its process ended."""
+        end = self._end_of_worker(worker_error(trial))
+        log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
+        with contextlib.suppress(OSError), TrialLog(log) as file:
+            output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
+            file.write(f"{end.whose} ended{end.how and ' '}{end.how}{output}\n")
+        return end
+
+    def _describe_loss(self, trial: Trial, end: WorkerEnd) -> Failure:
+        number = trial.config["number"]
+        times = self._crash_counter.in_a_row(number)
+        count = f"{times} times in a row" if times > 1 else "once"
+        whose = "it" if end.rank is None else end.whose
+        how = f"; {whose} ended {end.how}" if end.how else ""
+        reason = f"lost: its process ended {count} without a new checkpoint{how}"
+        return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
+
+    def _describe_lost_starts(self, trial: Trial) -> Failure:
+        times = self._lost_starts[trial.config["number"]] + 1
+        end = self._end_of_worker(worker_error(trial))
+        how = f"; the last one ended {end.how}" if end.how else ""
+        reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
+        return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
+
+    def _newest_generation(self, number: int) -> Generation | None:
+        saved = trial_store(self._paths, self._spec, number).generations()
+        return saved[-1] if saved else None
+
+
+def accumulation_note(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
+    """Return the ledger note for a changed number of micro-batches; empty without a change.
+
+    The trial keeps the new number wherever it resumes.
+    """
+    train = trial.config["config"]["train"] if "accumulation" in result else {}
+    if train.get("accumulation") == result.get("accumulation"):
+        return {}
+    train["accumulation"] = result["accumulation"]
+    return {ACCUMULATION: int(result["accumulation"])}

@@ -1,0 +1,187 @@
+"""Read a sweep for the audit, and return the audit's cards with complete commands.
+
+What must not live here: what the cards look at, and printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.reconcile.stop_criteria import is_stopped_early
+from sweeps.spec.space import is_number
+from sweeps.trust.audit.card import Card
+from sweeps.trust.audit.data import AuditData, AuditTrial, Continue
+from sweeps.trust.audit.recorded import read_clipping, read_num_validation
+from sweeps.trust.audit.registry import audit
+from sweeps.trust.confirmation import find_confirmation
+from sweeps.trust.findings import short_names, status_with_findings
+from sweeps.trust.next_search import next_overrides
+from sweeps.trust.seed_values import seed_values
+from sweeps.view.sweep_status import SweepStatus
+
+_CLIPPED = 5
+"""The best trials whose gradients are looked at."""
+_CLIP = "train.clip.max_norm"
+_NEW = "NEW"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The cards of one sweep."""
+
+    view: SweepStatus
+    num_trials: int
+    """The ended trials of the search."""
+    cards: Sequence[Card]
+
+    @property
+    def warned(self) -> list[Card]:
+        """The cards that warn."""
+        return [card for card in self.cards if card.verdict == "warn"]
+
+    def in_short(self) -> str:
+        """Return the audit in one line."""
+        known = [card for card in self.cards if card.verdict != "not enough data"]
+        count = f"{len(self.warned)} of {len(self.cards)} warn"
+        names = f" ({', '.join(card.id for card in self.warned)})" if self.warned else ""
+        unknown = len(self.cards) - len(known)
+        missing = f", {unknown} without enough data" if unknown else ""
+        return f"audit: {count}{names}{missing}; see {self.view.paths.command('audit')}"
+
+    def command(self, card: Card) -> str | None:
+        """Return the command of a card for a shell; None if it has none."""
+        if card.command is None:
+            return None
+        new = f"{self.view.paths.name}-2"
+        first, *rest = (new if word == _NEW else word for word in card.command)
+        return self.view.paths.command(first, *rest)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `sweep audit --json` prints."""
+        return {
+            "name": self.view.paths.name,
+            "metric": self.view.spec.metrics[0],
+            "num_trials": self.num_trials,
+            "num_warnings": len(self.warned),
+            "cards": [
+                {
+                    "id": card.id,
+                    "question": card.question,
+                    "verdict": card.verdict,
+                    "evidence": card.evidence,
+                    "figure": card.figure,
+                    "remedy": card.remedy,
+                    "command": self.command(card),
+                }
+                for card in self.cards
+            ],
+        }
+
+
+def audit_sweep(view: SweepStatus) -> Audit:
+    """Return the audit of a sweep, which may be running."""
+    data = audit_data(view)
+    return Audit(view, len(data.trials), audit(data))
+
+
+def audit_at_end(view: SweepStatus) -> Audit | None:
+    """Return the audit of a sweep that has ended with a result; else None."""
+    return audit_sweep(view) if view.state == "finished" else None
+
+
+def status_with_audit(view: SweepStatus) -> dict[str, Any]:
+    """Return the object that `sweep status --json` prints; `audit` is None before the end."""
+    found = audit_at_end(view)
+    verdicts = found and {card.id: card.verdict for card in found.cards}
+    return {**status_with_findings(view), "audit": verdicts}
+
+
+def audit_data(view: SweepStatus) -> AuditData:
+    """Return what the cards look at."""
+    spec, curves = view.spec, view.ledger.reports()
+    rule, reports = spec.early_stopping.rule, spec.budget.reports
+    rungs = rule.rungs(reports)
+    finished = {
+        record.origin: record.value
+        for record in view.records
+        if record.role == "finish" and record.state == "complete"
+    }
+    ended = [record for record in of_search(view.records) if record.finished]
+    trials = [
+        AuditTrial(
+            number=record.number,
+            state=record.state,
+            params=record.best_params,
+            value=record.value,
+            curve=curves.get(record.number, {}),
+            counts=record.has_result,
+            stopped_early=is_stopped_early(record),
+            # The last bracket of HyperBand stops no trial, either.
+            exempt=record.exempt
+            or (bool(rungs) and rule.first_rung(record.place, reports) >= len(rungs)),
+            finished_value=finished.get(record.number),
+        )
+        for record in ended
+    ]
+    data = AuditData(
+        trials=trials,
+        space=spec.space,
+        metric=spec.metrics[0],
+        minimize=view.ledger.minimize,
+        reports=reports,
+        word=spec.budget.report_word,
+        rungs=rungs,
+        reduction=getattr(rule, "reduction", 3),
+        repeats=seed_values(view),
+        tied=_tied(view),
+        num_validation=_num_validation(view, ended),
+        population=rule.is_population,
+        select_final=spec.select == "final",
+        constraints=spec.search.constraints,
+        names=short_names(list(spec.space)),
+        overrides=_continue(view),
+    )
+    return replace(data, trials=_with_clipping(view, data))
+
+
+def _continue(view: SweepStatus) -> Continue:
+    if view.state != "finished":
+        return lambda _regions, _bounds: ()
+    return lambda regions, bounds: next_overrides(view, regions, bounds)
+
+
+def _tied(view: SweepStatus) -> list[int] | None:
+    found = find_confirmation(view)
+    if found is None or found.first is None:
+        return None
+    return [one.number for one in found.tied] or [found.first.number]
+
+
+def _num_validation(view: SweepStatus, ended: Sequence[TrialSummary]) -> int | None:
+    """Return how many samples an evaluation has, by the files of the first trial that tell it."""
+    budget, size = view.spec.budget, None
+    for record in ended[:_CLIPPED]:
+        size = read_num_validation(view.paths.trial(record.number))
+        if size is not None:
+            break
+    if size is None or budget.val_batches is None:
+        return size
+    return min(size, budget.val_batches * view.spec.train.batch_size)
+
+
+def _with_clipping(view: SweepStatus, data: AuditData) -> list[AuditTrial]:
+    """Return the trials, with the clipping of the best ones."""
+    looked = {trial.number for trial in data.ranked[:_CLIPPED]}
+    found = []
+    for trial in data.trials:
+        if trial.number in looked:
+            norm = trial.params.get(_CLIP, view.spec.train.clip.max_norm)
+            norm = norm if is_number(norm) else None
+            steps = view.records[trial.number].step
+            directory = view.paths.trial(trial.number)
+            trial = replace(trial, clipping=read_clipping(directory, norm, steps))
+        found.append(trial)
+    return found

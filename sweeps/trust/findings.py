@@ -1,0 +1,412 @@
+"""State what a sweep found, in a few sentences, and how it continues.
+
+Each sentence is stated only if the numbers support it, and says from how many trials it is. What
+must not live here: printing, and figures (`report`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, NamedTuple
+
+from sweeps.errors import LedgerError
+from sweeps.exit_codes import NO_SUCCESS
+from sweeps.formatting import format_number, format_reason, format_value
+from sweeps.ledger.over_seeds import origins
+from sweeps.ledger.ranking import ranking
+from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.paths import SweepPaths
+from sweeps.reconcile.stop_criteria import is_stopped_early
+from sweeps.spec.own_values import own_values
+from sweeps.spec.space import is_number
+from sweeps.stopping.metric_values import first_value
+from sweeps.stopping.patience import BY_PATIENCE
+from sweeps.stopping.seed_means import over_seeds
+from sweeps.trust.comparable_trials import ComparableTrials, compare_all
+from sweeps.trust.confirmation import find_confirmation
+from sweeps.trust.health_warnings import health_sentences
+from sweeps.trust.next_search import next_overrides
+from sweeps.trust.rank_effects import RankEffect, rank_effects
+from sweeps.trust.seed_values import chance_difference
+from sweeps.trust.space_regions import (
+    BadRegion,
+    NearBound,
+    bad_regions,
+    near_bounds,
+)
+from sweeps.view.outcome import SweepOutcome
+from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.usage import usage
+
+_CHANCE = 0.05
+"""The probability that chance alone would show an effect of any parameter."""
+_FEWEST_FOR_MEDIAN = 5
+_MOST_REGIONS, _MOST_BOUNDS, _MOST_REASONS = 2, 1, 2
+_LONGEST_REASON = 160
+
+
+class Finding(NamedTuple):
+    """One sentence about a sweep."""
+
+    topic: str
+    """`best`, `equal`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space`, `failures`
+    or `health`."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a sweep found, and how it continues."""
+
+    sentences: Sequence[Finding]
+    overrides: Sequence[str]
+    """Overrides of `sweep resume` that continue a finished sweep; none if it cannot continue."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the `findings` of `sweep status --json`."""
+        return {
+            "sentences": [one._asdict() for one in self.sentences],
+            "resume_with": list(self.overrides),
+        }
+
+    @property
+    def changes_space(self) -> bool:
+        """Whether the overrides narrow or widen the space."""
+        return any(one.startswith("space.") for one in self.overrides)
+
+
+def find(view: SweepStatus) -> Findings:
+    """Return what a sweep found so far."""
+    return _Evidence(view).findings()
+
+
+def findings_at_end(view: SweepStatus) -> Findings | None:
+    """Return what a sweep found; None if it has not ended."""
+    return find(view) if view.state in ("finished", "failed") else None
+
+
+def status_with_findings(view: SweepStatus) -> dict[str, Any]:
+    """Return the object that `sweep status --json` prints; `findings` is None before the end."""
+    findings = findings_at_end(view)
+    return {
+        **view.status(),
+        "usage": usage(view).as_dict(),
+        "findings": findings and findings.as_dict(),
+    }
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each dotted key, or the key itself if that is ambiguous.
+
+    A `name` alone says too little, so the part before it is added.
+    """
+    shortened = {
+        key: ".".join(key.split(".")[-2 if key.endswith(".name") else -1 :]) for key in keys
+    }
+    count = Counter(shortened.values())
+    return {key: short if count[short] == 1 else key for key, short in shortened.items()}
+
+
+class _Evidence:
+    """A sweep's trials, and the sentences that they support."""
+
+    def __init__(self, view: SweepStatus) -> None:
+        self.view, self.spec, self.records = view, view.spec, of_search(view.records)
+        self.metric, self.minimize = self.spec.metrics[0], view.ledger.minimize
+        self.curves: Mapping[int, Mapping[int, float]] = view.ledger.reports()
+        if self.spec.repeats.seeds > 1:
+            seeds = over_seeds(self.curves, origins(view.records), self.spec.repeats.combine)
+            self.curves = {
+                number: {epoch: first_value(value) for epoch, value in one.items()}
+                for number, one in seeds.items()
+            }
+        self.names = short_names(list(self.spec.space))
+        # A pruned trial and the one that finishes it are one point; the finished one counts.
+        finished = {one.finishes for one in view.records if one.has_result}
+        ranked = ranking(view.records, minimize=self.minimize)
+        self.ranked = [one for one in ranked if one.number not in finished]
+
+    def findings(self) -> Findings:
+        regions, bounds = self.regions[0][:_MOST_REGIONS], self.bounds[:_MOST_BOUNDS]
+        sentences = [
+            *self._best(),
+            *self._equal(),
+            *self._confirmed(),
+            *self._importance(),
+            *(self._region(region) for region in regions),
+            *map(self._bound, bounds),
+            *self._epochs(),
+            *self._exhausted(),
+            *self._failures(),
+            *(Finding("health", sentence) for sentence in health_sentences(self.view.records)),
+        ]
+        finished = self.view.state == "finished"
+        more = next_overrides(self.view, regions, bounds) if finished else ()
+        return Findings(sentences, more)
+
+    # -- numbers ----------------------------------------------------------------------------------
+
+    @cached_property
+    def compared(self) -> ComparableTrials:
+        states = {
+            one.number: one.over_seeds.state if one.over_seeds else self.view.trial_state(one)
+            for one in self.records
+        }
+        return compare_all(self.spec, states, self.curves)
+
+    @cached_property
+    def params(self) -> Mapping[int, Mapping[str, Any]]:
+        """The parameters of each trial; none for a population, whose trials change theirs."""
+        changed = self.spec.early_stopping.rule.is_population
+        return {} if changed else {record.number: record.params for record in self.records}
+
+    @cached_property
+    def effects(self) -> Mapping[str, RankEffect]:
+        values = self.compared.values if self.params else {}
+        return rank_effects(values, self.params, list(self.spec.space))
+
+    @cached_property
+    def regions(self) -> tuple[list[BadRegion], str]:
+        """Where the space was bad, and what happened to the trials there."""
+        for what, bad, compared in self._endings():
+            params = {n: point for n, point in self.params.items() if n in compared}
+            if bad and (found := bad_regions(self.spec.space, params, bad)):
+                return found, what
+        return [], ""
+
+    @cached_property
+    def bounds(self) -> list[NearBound]:
+        if len(self.spec.metrics) > 1 or not self.params:
+            return []
+        return near_bounds(self.spec.space, self.params, self.ranked)
+
+    def _endings(self) -> Iterator[tuple[str, set[int], set[int]]]:
+        """Yield what is bad, in words, which trials ended so, and with which they are compared."""
+        ended = {record.number for record in self.records if record.finished}
+        failed = {record.number for record in self.records if record.state == "failed"}
+        stopped = {r.number: r.epoch for r in self.records if is_stopped_early(r)}
+        word = self.spec.budget.report_word
+        if stopped:
+            first = min(stopped.values())
+            at_first = {number for number, epoch in stopped.items() if epoch == first}
+            yield f"were stopped at {word} {first}", at_first | failed, ended
+            yield "were stopped early", set(stopped) | failed, ended
+        yield "failed", failed, ended
+        values, epoch = self.compared.values, self.compared.epoch
+        if len(values) > 1:
+            middle = median(values.values())
+            worse = {n for n, v in values.items() if (v > middle if self.minimize else v < middle)}
+            yield f"were in the worse half at {word} {epoch}", worse, set(values)
+
+    # -- sentences --------------------------------------------------------------------------------
+
+    def _best(self) -> Iterator[Finding]:
+        front = self.view.ledger.front()
+        if not front:
+            return
+        best = front[0]
+        if len(self.spec.metrics) > 1:
+            count = f"{len(front)} of {len(self.ranked)} trials with a result"
+            verb = "are" if len(front) > 1 else "is"
+            lead = f"{count} {verb} on the Pareto front"
+            value = f"{self.metric}, {format_number(best.value)}"
+            yield Finding("best", f"{lead}; trial {best.number} has the best {value}.")
+            return
+        lead = f"Trial {best.number} has the best {self.metric}, {format_number(best.value)}"
+        if best.over_seeds is not None:
+            lead += f" ({best.over_seeds.in_words()})"
+        elif best.best_epoch is not None:
+            budget = self.spec.budget
+            lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
+        yield Finding("best", f"{lead}{self._margin(best)}.")
+
+    def _equal(self) -> Iterator[Finding]:
+        values = {one.value for one in self.ranked}
+        if len(self.spec.metrics) > 1 or len(values) > 1 or len(self.ranked) < _FEWEST_FOR_MEDIAN:
+            return
+        yield Finding(
+            "equal",
+            f"All {len(self.ranked)} trials with a result have the same {self.metric}, so it says "
+            "nothing about what was searched; see whether a model learns at all, longer or at "
+            "other values, and whether the metric can show it.",
+        )
+
+    def _confirmed(self) -> Iterator[Finding]:
+        found = find_confirmation(self.view)
+        if found is not None:
+            yield Finding("confirmed", found.in_one_sentence())
+
+    def _margin(self, best: TrialSummary) -> str:
+        """Return by how much the best trial is better than the spec's own values, or others."""
+        own = [r for r in self.ranked if self._has_own_values(r)]
+        word = self.spec.budget.report_word
+        if best in own:
+            others = len(self.ranked) - len(own)
+            if not others:
+                return "; it has the spec's own values"
+            which = f"none of {others} others is" if others > 1 else "the other one is no"
+            return f"; it has the spec's own values, and {which} better"
+        if own:
+            other, who = own[0], f"of trial {own[0].number}, which has the spec's own values"
+            if other.state == "complete" and best.value is not None and other.value is not None:
+                return f": {_against(best.value, other.value)} {who}{self._uncertainty()}"
+            epoch = max(self.curves[other.number], default=0)
+            mine, theirs = (self.curves[one.number].get(epoch) for one in (best, other))
+            if mine is not None and theirs is not None:
+                against = _against(mine, theirs)
+                return f"; at {word} {epoch} it had {format_number(mine)}: {against} {who}"
+        values, epoch = self.compared.values, self.compared.epoch
+        number = best.search_number  # of the trial that it finishes, which was compared
+        if number not in values or len(values) < _FEWEST_FOR_MEDIAN:
+            return ""
+        mine = values[number]
+        against = _against(mine, median(values.values()))
+        who = f"the median of {len(values)} trials (none has the spec's own values)"
+        at = "" if mine == best.value else f" by {word} {epoch} it had {format_number(mine)}:"
+        return f"{';' if at else ':'}{at} {against}, {who}"
+
+    def _uncertainty(self) -> str:
+        """Return how much seeds alone change the difference of two values."""
+        found = chance_difference(self.view)
+        if found is None:
+            return "; one training of each, so that seeds may have made a part of it"
+        return f"; seeds alone make differences up to {format_number(found)} in 95 of 100 pairs"
+
+    def _has_own_values(self, record: TrialSummary) -> bool:
+        own, params = self._own_values, record.best_params
+        return bool(params) and all(
+            key in own and _same(own[key], value) for key, value in params.items()
+        )
+
+    @cached_property
+    def _own_values(self) -> dict[str, Any]:
+        return own_values(self.spec)
+
+    def _exhausted(self) -> Iterator[Finding]:
+        if len(self.records) >= self.spec.num_trials < self.spec.trials:
+            sentence = f"All {self.spec.num_trials} points of the space were tried"
+            yield Finding(
+                "space", f"{sentence}, so the sweep ended before trials: {self.spec.trials}."
+            )
+
+    def _importance(self) -> Iterator[Finding]:
+        if not self.effects:
+            return
+        limit = _CHANCE / len(self.effects)
+        clear = {key: one for key, one in self.effects.items() if one.chance < limit}
+        unclear = _listed([self.names[key] for key in self.effects if key not in clear])
+        num = max(one.num_trials for one in self.effects.values())
+        at = f"{self.spec.budget.report_word} {self.compared.epoch}"
+        where = f"{self.metric} among {num} trials at {at}"
+        if not clear:
+            yield Finding("importance", f"No clear effect of {unclear} on {where}.")
+            return
+        first, *rest = clear
+        sentence = f"{self.names[first]} mattered most: alone it explains "
+        sentence += f"{_percent(clear[first].share)} of the ranking by {where}"
+        if rest:
+            also = [f"{self.names[key]} {_percent(clear[key].share)}" for key in rest]
+            sentence += f", {_listed(also)}"
+        if unclear:
+            sentence += f"; no clear effect of {unclear}"
+        yield Finding("importance", f"{sentence}.")
+
+    def _region(self, region: BadRegion) -> Finding:
+        name, value = self.names[region.key], format_value(region.value)
+        where = f"{name} {value}" if region.side == "equal" else f"{name} {region.side} {value}"
+        failed = sum(self.view.records[number].state == "failed" for number in region.trials)
+        what = "failed" if failed == len(region.trials) else self.regions[1]
+        if 0 < failed < len(region.trials):
+            what = f"{what} or failed"
+        said = f"All {len(region.trials)} trials with {where} {what}."
+        prior = self.spec.space[region.key].prior
+        if prior is not None and region.contains(prior.value):
+            said = f"{said} Its prior {format_value(prior.value)} lies there."
+        return Finding("region", said)
+
+    def _bound(self, bound: NearBound) -> Finding:
+        end = "lower" if bound.side == "below" else "upper"
+        name, value = self.names[bound.key], format_number(bound.value)
+        return Finding(
+            "bound",
+            f"The {bound.num_leaders} best trials have {name} near the {end} end of its range "
+            f"({format_number(bound.bound)}), the best {value}: better values may lie beyond it.",
+        )
+
+    def _epochs(self) -> Iterator[Finding]:
+        """State how much training early stopping saved."""
+        every = [r for r in self.view.records if r.role in ("search", "repeat")]
+        ended = [r for r in every if r.state == "complete" or is_stopped_early(r)]
+        if not any(is_stopped_early(r) or (r.reason or "").startswith(BY_PATIENCE) for r in ended):
+            return
+        trained = sum(record.epoch for record in ended)
+        possible = len(ended) * max(self.spec.budget.reports, *(r.epoch for r in ended))
+        yield Finding(
+            "epochs",
+            f"{len(ended)} trial{'s' * (len(ended) > 1)} trained {trained} of {possible} "
+            f"{self.spec.budget.report_word}s: early stopping saved "
+            f"{_percent(1 - trained / possible)}.",
+        )
+
+    def _failures(self) -> Iterator[Finding]:
+        failed = [record for record in self.records if record.state == "failed"]
+        if not failed:
+            return
+        groups: dict[str, list[TrialSummary]] = {}
+        for record in failed:
+            alike = re.sub(r"\d[\d.e+-]*", "#", record.reason or "")
+            groups.setdefault(alike, []).append(record)
+        largest = sorted(groups.values(), key=len, reverse=True)
+        parts = []
+        for group in largest[:_MOST_REASONS]:
+            reason = group[0].reason or "no reason was given"
+            if len(reason) > _LONGEST_REASON:
+                reason = f"{reason[:_LONGEST_REASON]}…"
+            count = f"{len(group)} like trial" if len(group) > 1 else "trial"
+            parts.append(f"{count} {group[0].number} ({format_reason(reason)})")
+        if rest := len(largest) - len(parts):
+            parts.append(f"{rest} other reasons" if rest > 1 else "1 other reason")
+        yield Finding(
+            "failures", f"{len(failed)} of {len(self.records)} trials failed: {_listed(parts)}."
+        )
+
+
+def _against(mine: float, other: float) -> str:
+    """Return how one value compares with another: `12 % lower than 0.5`."""
+    if mine == other:
+        return f"equal to {format_number(other)}"
+    word = "lower" if mine < other else "higher"
+    share = abs(mine - other) / other if other > 0 and mine >= 0 else 0.0
+    much = f"{_percent(share)} " if 0.005 <= share < 10 else ""
+    return f"{much}{word} than {format_number(other)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _same(own: object, value: object) -> bool:
+    if is_number(own) and is_number(value):
+        return abs(own - value) <= 1e-9 * max(abs(own), abs(value))
+    return own == value and isinstance(own, bool) == isinstance(value, bool)
+
+
+def _listed(words: Sequence[str]) -> str:
+    if not words:
+        return ""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:
+    """Return what an ended sweep found; None if it was interrupted, or cannot be read now."""
+    if outcome.exit_code not in (0, NO_SUCCESS) or outcome.num_left:
+        return None
+    try:
+        return find(SweepStatus(paths))
+    except (LedgerError, OSError):  # the sweep itself has ended well
+        return None

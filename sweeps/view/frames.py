@@ -1,0 +1,243 @@
+"""Trials and curves of a sweep as pandas DataFrames, read from its ledger and its
+trials' files, and written as CSV or Parquet.
+
+What must not live here: what a trial is (`ledger.trials`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redaction.escapes import spreadsheet_cell
+from sweeps.path_checks import check_file, check_private, make_private
+from sweeps.view.sweep_status import SweepStatus
+from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
+from trainable.storage.regular_files import LARGEST_CURVE, read_regular, replace_regular
+from trainable.tested import latest_tested
+
+_SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
+_SEED_COLUMNS = (*_SEED_COUNTS, "over_seeds", "standard_error")
+"""The columns that only a sweep with `repeats` has."""
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from sweeps.ledger.trials import TrialSummary
+
+
+def trials_frame(view: SweepStatus) -> pd.DataFrame:
+    """Return one row for each trial; see `Sweep.trials`."""
+    import pandas as pd
+
+    rows = []
+    seeds = view.spec.repeats.seeds > 1
+    keys = dict.fromkeys(view.spec.space)
+    metrics: dict[str, None] = dict.fromkeys(view.spec.metrics)
+    for record, row in zip(view.records, view.rows(), strict=True):
+        params = row["params"]
+        reported = best_metrics(view, record.number)
+        keys.update(dict.fromkeys(params))
+        metrics.update(dict.fromkeys(reported))
+        rows.append(
+            {
+                "trial": record.number,
+                "state": row["state"],
+                **params,
+                **dict(zip(view.spec.metrics, _own_values(record), strict=False)),
+                **reported,
+                "best_epoch": record.best_epoch,
+                "best_step": record.best_step,
+                "epochs": record.epoch,
+                "steps": record.step,
+                "started_at": record.started_at,
+                "ended_at": record.ended_at,
+                "seconds": record.seconds,
+                "attempts": record.attempts,
+                "finishes": record.finishes,
+                "confirms": record.confirms,
+                **(_of_seeds(record) if seeds else {}),
+                "reason": record.reason,
+                "run_id": row["mlflow_run_id"],
+            }
+        )
+    ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
+    seed_columns = _SEED_COLUMNS if seeds else ()
+    ends += ["attempts", "finishes", "confirms", *seed_columns, "reason", "run_id"]
+    frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
+    integers = ["best_epoch", "best_step", "finishes", "confirms"]
+    whole = dict.fromkeys([*integers, *(_SEED_COUNTS if seeds else ())], "Int64")
+    return frame.astype(whole).set_index("trial")
+
+
+def _own_values(record: TrialSummary) -> tuple[float, ...]:
+    return record.values if record.over_seeds is None else record.over_seeds.own
+
+
+def _of_seeds(record: TrialSummary) -> dict[str, Any]:
+    """Return a trial's configuration and seed, and with the first seed the value over all."""
+    found: dict[str, Any] = {
+        "configuration": record.search_number,
+        "seed_index": record.seed_index,
+    }
+    if record.over_seeds is not None:
+        found["over_seeds"] = record.value
+        found["standard_error"] = record.over_seeds.standard_error
+        found["num_seeds"] = record.over_seeds.num_values
+    return found
+
+
+def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:
+    """Return one row for each leader of a comparison; see `Comparison.leaders`."""
+    import pandas as pd
+
+    several = not isinstance(found["metric"], str)
+    metrics = found["metric"] if several else [found["metric"]]
+    rows = [
+        {
+            "sweep": one["sweep"],
+            "trial": one["number"],
+            "state": one["state"],
+            **dict(zip(metrics, one["value"] or () if several else [one["value"]], strict=False)),
+            **({"pareto": one["pareto"]} if several else {}),
+            "epochs": one["epoch"],
+            "attempts": one["attempts"],
+            "seconds": one["duration"],
+            "clip_fraction": one["clip_fraction"],
+            "run_id": one["mlflow_run_id"],
+            **{name: one["params"].get(name) for name in found["differing"]},
+        }
+        for one in found["leaders"]
+    ]
+    more = ["pareto"] if several else []
+    middle = ["epochs", "attempts", "seconds", "clip_fraction", "run_id"]
+    columns = ["sweep", "trial", "state", *metrics, *more, *middle, *found["differing"]]
+    return pd.DataFrame(rows, columns=columns).set_index(["sweep", "trial"])
+
+
+def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
+    """Return all metrics of a trial's best report, and those on test data if it was tested.
+
+    A report that the trial's file does not have has none.
+    """
+    tested = latest_tested(view.paths.trial(number))
+    return _reported(view, number) | ({} if tested is None else tested.metrics)
+
+
+def _reported(view: SweepStatus, number: int) -> dict[str, float]:
+    step = view.records[number].best_step
+    if step is None:
+        return {}
+    try:
+        row = read_row_at(view.paths.trial(number), step)
+    except (CurveDamaged, OSError):
+        return {}
+    return {} if row is None else row.metrics
+
+
+def curves_frame(
+    view: SweepStatus, numbers: Iterable[int], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """Return one row for each trial, step and metric; see `Sweep.curves`."""
+    import numpy as np
+    import pandas as pd
+
+    trials, steps, names, values = [], [], [], []
+    for number in numbers:
+        found = _read_curves(view.paths.trial(number), metrics)
+        for index, name in enumerate(metrics):
+            at, of = found[name]
+            trials.append(np.full(len(at), number))
+            names.append(np.full(len(at), index))
+            steps.append(at)
+            values.append(of)
+    whole = np.empty(0, dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "trial": np.concatenate([whole, *trials]),
+            "metric": pd.Categorical.from_codes(np.concatenate([whole, *names]), list(metrics)),
+            "step": np.concatenate([whole, *steps]),
+            "value": np.concatenate([np.empty(0), *values]),
+        }
+    )
+
+
+def _read_curves(
+    directory: Path, metrics: Sequence[str]
+) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+    """Return steps and values of each metric of one trial."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import json
+
+    path = directory / FILE_NAME
+    if not path.exists():
+        return dict.fromkeys(metrics, (np.empty(0, dtype=np.int64), np.empty(0)))
+    text = read_regular(path, LARGEST_CURVE)
+    text = text[: text.rfind(b"\n") + 1]  # a last line without its end was not written whole
+    schema = pa.schema(
+        [("step", pa.int64()), ("metrics", pa.struct([(name, pa.float64()) for name in metrics]))]
+    )
+    try:
+        # Many times as fast as Python's `json`, and it makes no objects of other metrics.
+        rows = json.read_json(
+            pa.BufferReader(text),
+            read_options=json.ReadOptions(use_threads=False, block_size=max(1, len(text))),
+            parse_options=json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
+        step = rows["step"].to_numpy()
+    except pa.ArrowException:  # an empty file, or one that is damaged: this says where
+        return _curves_of_rows(directory, metrics)
+    if len(step) and not (np.diff(step) > 0).all():
+        return _curves_of_rows(directory, metrics)  # it joins the lines of one step
+    columns = rows["metrics"].combine_chunks()
+    found = {}
+    for name in metrics:
+        column = columns.field(name)
+        reported = column.is_valid().to_numpy(zero_copy_only=False)
+        found[name] = step[reported], column.drop_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _curves_of_rows(
+    directory: Path, metrics: Sequence[str]
+) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+    import numpy as np
+
+    rows = read_rows(directory)
+    found: dict[str, Any] = {}
+    for name in metrics:
+        pairs = [(row.step, row.metrics[name]) for row in rows if name in row.metrics]
+        steps = np.array([step for step, _ in pairs], dtype=np.int64)
+        found[name] = steps, np.array([value for _, value in pairs], dtype=float)
+    return found
+
+
+def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
+    """Write `trials` and `curves` of a sweep into a directory."""
+    targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
+    check_private(directory, f"--{kind}")
+    for target in targets:
+        check_file(target, f"--{kind}")
+    frames = [
+        trials_frame(view).reset_index(),
+        curves_frame(view, range(len(view.records)), view.spec.metrics),
+    ]
+    # Made whole before a file is: pandas takes some paths for addresses.
+    tables = [_csv(frame) if kind == "csv" else frame.to_parquet() for frame in frames]
+    with make_private(directory, f"--{kind}") as place:
+        for table, target in zip(tables, targets, strict=True):
+            replace_regular(place / target.name, table)
+    return targets
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    """Return a table as CSV, which a spreadsheet shows as it is."""
+    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz"])
+    frame = frame.assign(**{name: texts[name].map(spreadsheet_cell) for name in texts})
+    text: str = frame.to_csv(index=False, header=[*map(spreadsheet_cell, frame)])
+    return text.encode()

@@ -1,0 +1,285 @@
+"""Follow the trials of a running sweep, for a display.
+
+What must not live here: printing, and the layout of a table (`cli.tables`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeps.ledger.attributes import Role
+from sweeps.ledger.over_seeds import missing_seeds, state_of
+from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result
+from sweeps.spec.space import configured
+from sweeps.spec.spec import SweepSpec
+from sweeps.view.observer import TrialProgress
+from sweeps.view.remaining_time import DeliveryEstimate, epochs_left
+
+
+@dataclass
+class TrialRow:
+    """One trial in a table of a running sweep."""
+
+    number: int
+    params: Mapping[str, Any]
+    state: str = "running"
+    epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last values that are known; `best/<metric>` is the best value of the first metric."""
+    seconds: float | None = 0.0
+    """For how long workers trained it, without the current one; None: unknown."""
+    since: float | None = None
+    """When the current worker began, in monotonic seconds; None: no worker trains it."""
+    role: Role = "search"
+    """Why it exists."""
+    origin: int | None = None
+    """The trial whose point it trains; None for a trial of the search."""
+    changed: int = 0
+    """Orders the trials by their last start, pause or end."""
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether it trains the point of another trial."""
+        return self.role != "search"
+
+    def duration(self, now: float) -> float | None:
+        """Return for how long workers have trained it."""
+        return self.seconds if self.since is None else (self.seconds or 0.0) + now - self.since
+
+
+def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
+    """Return the row of a trial as the ledger has it."""
+    metrics = dict(zip(spec.metrics, record.values, strict=False))
+    if record.own_value is not None:
+        metrics[best_name(spec)] = record.own_value
+    if isinstance(record, TrialRecord) and record.reports:
+        metrics[spec.metrics[0]] = record.reports[max(record.reports)]
+    params = configured(spec.space, record.best_params)
+    return TrialRow(
+        record.number,
+        params,
+        state,
+        record.epoch,
+        metrics,
+        record.seconds,
+        role=record.role,
+        origin=record.origin,
+        changed=record.number,
+    )
+
+
+def best_name(spec: SweepSpec) -> str:
+    """Return the name under which a trial reports its value of the first metric."""
+    return spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
+
+
+def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
+    """Return the trial with the best value of the first metric; see `ledger.ranking.front`."""
+    found = best_with_value(rows, spec)
+    return found and found[0]
+
+
+def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow, float] | None:
+    """Return the best trial and its value; with `repeats`, the first seed of a configuration."""
+    name, sign = best_name(spec), 1 if spec.modes[0] == "min" else -1
+    if spec.repeats.seeds > 1:
+        groups = [
+            (mine[0], [row.metrics[name] for row in mine if name in row.metrics])
+            for mine in _seeds(rows).values()
+            if state_of([row.state for row in mine], spec.repeats.seeds) == "complete"
+        ]
+        values = [(row, spec.repeats.combine(each)) for row, each in groups if each]
+    else:
+        values = [
+            (row, row.metrics[name])
+            for row in rows
+            if row.role != "confirm" and has_result(row.state, spec.select) and name in row.metrics
+        ]
+    finite = [one for one in values if math.isfinite(one[1])]
+    return min(finite, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)
+
+
+def _seeds(rows: Sequence[TrialRow]) -> dict[int, list[TrialRow]]:
+    """Return the seeds of each configuration, the first one first."""
+    found: dict[int, list[TrialRow]] = {}
+    for row in sorted(rows, key=lambda row: row.number):
+        if row.role == "repeat" and row.origin is not None:
+            found.setdefault(row.origin, []).append(row)
+        elif row.role == "search":
+            found[row.number] = [row]
+    return found
+
+
+def in_order(rows: Sequence[TrialRow], best: TrialRow | None) -> list[TrialRow]:
+    """Return the running trials, then the best one, then the newest others."""
+    running = sorted((r for r in rows if r.state == "running"), key=lambda row: row.number)
+    others = [row for row in rows if row.state != "running" and row is not best]
+    return [*running, *([best] if best else []), *sorted(others, key=lambda row: -row.changed)]
+
+
+class SweepProgress:
+    """The trials of a sweep, by the events of its driver.
+
+    It counts with each event, so that a line of progress costs the same however many trials there
+    are.
+    """
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        before: Sequence[TrialSummary] = (),
+        *,
+        total: int | None = None,
+        delivery: DeliveryEstimate | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self._num_configurations = spec.num_trials
+        self._total = spec.max_runs if total is None else total
+        self._delivery, self._clock = delivery, clock
+        self._start = clock()
+        self._first_start: float | None = None
+        self._rows = {
+            one.number: row_of(one, spec, one.state if one.finished else "waiting")
+            for one in sorted(before, key=lambda one: one.finish_order)
+        }
+        for changed, row in enumerate(self._rows.values()):
+            row.changed = changed
+        self._num_others = sum(row.role not in ("search", "repeat") for row in self._rows.values())
+        if total is not None:
+            self._num_others = total - self._num_of_search()
+        self.num_finished = 0
+        """How many trials have ended."""
+        self._epochs = 0
+        self._ended: Counter[int] = Counter()  # of the search, by the epochs that they trained
+        self._open: dict[int, TrialRow] = {}
+        for row in self._rows.values():
+            self._count(row)
+        self._epochs_before = self._epochs
+        self._changes = len(self._rows)
+        self.is_starting = True
+        """Whether no trial has started under this driver."""
+        self.is_stopping = False
+        """Whether the sweep ends without its remaining trials."""
+
+    @property
+    def total(self) -> int:
+        """How many trials the sweep has when it is complete; see `count_trials`."""
+        if self.spec.repeats.seeds == 1:
+            return self._total
+        return self._num_others + self._num_of_search()  # which become fewer: see `count_trials`
+
+    def _num_of_search(self) -> int:
+        """Return how many trials the search has when it is complete, with all seeds."""
+        seeds, groups = self.spec.repeats.seeds, _seeds(self.rows).values()
+        missing = sum(missing_seeds([row.state for row in mine], seeds) for mine in groups)
+        known = sum(map(len, groups))
+        return known + missing + seeds * max(0, self._num_configurations - len(groups))
+
+    @property
+    def rows(self) -> list[TrialRow]:
+        """All trials that have started; a copy, because another thread may add some."""
+        return list(self._rows.values())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this driver began."""
+        return self._clock() - self._start
+
+    def row(self, number: int) -> TrialRow:
+        """Return the row of a trial."""
+        return self._rows[number]
+
+    def durations(self) -> dict[int, float | None]:
+        """Return for how long workers have trained each trial."""
+        now = self._clock()
+        return {row.number: row.duration(now) for row in self.rows}
+
+    def started(
+        self,
+        number: int,
+        params: Mapping[str, Any],
+        role: Role = "search",
+        origin: int | None = None,
+    ) -> None:
+        """A worker starts a trial, or starts it again."""
+        row = self._row_of(number)
+        row.params = params
+        with self._changing(number):
+            row.role, row.origin = role, origin
+        self._run(number)
+
+    def reported(self, progress: TrialProgress) -> None:
+        """A trial reported metrics."""
+        with self._changing(progress.number) as row:
+            row.epoch, row.metrics = progress.epoch, progress.metrics
+
+    def promoted(self, number: int) -> None:
+        """A paused trial resumes."""
+        self._run(number)
+
+    def ended(self, number: int, state: str) -> None:
+        """A trial has no worker any more: it ended, waits, or was interrupted."""
+        self._row_of(number)
+        self._change(number, state)
+
+    def seconds_left(self) -> float | None:
+        """Return how long the sweep probably still takes, with the delivery of its records.
+
+        None before the first epoch, after the last trial, and when the sweep stops early.
+        """
+        done = self._epochs - self._epochs_before
+        rows, ended = list(self._open.values()), self._ended.copy()  # another thread may add some
+        unfinished = [row.epoch for row in rows if not row.is_extra]
+        finishing = [row.epoch for row in rows if row.is_extra]
+        num_unstarted = max(self.total - len(self._rows), 0)
+        if self.is_stopping or done <= 0 or not (unfinished or finishing or num_unstarted):
+            return None
+        left = epochs_left(self.spec, ended, unfinished, num_unstarted, finishing)
+        since = self._start if self._first_start is None else self._first_start
+        training = left * (self._clock() - since) / done
+        return training + (self._delivery.seconds(training) if self._delivery else 0.0)
+
+    def _run(self, number: int) -> None:
+        self._change(number, "running")
+        self.is_starting = False
+        if self._first_start is None:  # before, Ray started its workers
+            self._first_start = self._clock()
+
+    def _change(self, number: int, state: str) -> None:
+        now = self._clock()
+        with self._changing(number) as row:
+            row.seconds = row.duration(now)
+            row.state, row.since = state, now if state == "running" else None
+        self._changes += 1
+        row.changed = self._changes
+
+    def _row_of(self, number: int) -> TrialRow:
+        if number not in self._rows:
+            self._rows[number] = TrialRow(number, {})
+            self._count(self._rows[number])
+        return self._rows[number]
+
+    @contextmanager
+    def _changing(self, number: int) -> Iterator[TrialRow]:
+        """Count a trial anew after its epochs or its state have changed."""
+        row = self._rows[number]
+        self._count(row, -1)
+        yield row
+        self._count(row)
+
+    def _count(self, row: TrialRow, sign: int = 1) -> None:
+        self._epochs += sign * row.epoch
+        if row.state not in ENDINGS:
+            self._open[row.number] = row
+            return
+        self._open.pop(row.number, None)
+        self.num_finished += sign
+        if not row.is_extra:
+            self._ended[row.epoch] += sign

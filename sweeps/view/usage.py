@@ -1,0 +1,187 @@
+"""What a sweep has taken, against what was planned, and what stopping saved.
+
+The time of a trial is what its workers trained it, all attempts together; the time on devices is
+this times the CPUs and GPUs of each attempt. What must not live here: the plan of a sweep that has
+not begun (`engine.sweep_plan`), and how much is left (`remaining_time`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sweeps.formatting import format_device_hours, format_duration
+from sweeps.ledger.trials import TrialSummary
+from sweeps.reconcile.stop_criteria import is_stopped_early
+from sweeps.stopping.patience import BY_PATIENCE
+from sweeps.view.sweep_status import SweepStatus
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum over trials, as far as it is known."""
+
+    value: float
+    known: int
+    """Of how many trials it is known."""
+    of: int
+    """Of how many trials it would be."""
+
+    @property
+    def note(self) -> str:
+        """Say that some are unknown; empty if none is."""
+        return "" if self.known == self.of else f" (of {self.known} of {self.of} trials)"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sweep has taken so far.
+
+    Attributes:
+        report_word: What a report is called.
+        trials: How many trials have started.
+        epochs: The reports that they made, without those that were taken over from another trial.
+        seconds: For how long the sweep has run its trials.
+        trial_seconds: For how long workers trained them.
+        cpu_seconds: CPU-seconds of these trials.
+        gpu_seconds: GPU-seconds; 0 on CPUs.
+        stopped: How many trials early stopping or `patience` ended.
+        saved_epochs: The reports that these did not make.
+        saved_seconds: The time of these reports at the speed of each trial itself.
+        saved_device_seconds: The same in seconds of `device`.
+        planned: What was planned before the first trial; None before it.
+        confirming: How many of the trials that started confirm another one.
+    """
+
+    report_word: str
+    trials: int
+    epochs: int
+    seconds: float
+    trial_seconds: Total
+    cpu_seconds: Total
+    gpu_seconds: Total
+    stopped: int
+    saved_epochs: int
+    saved_seconds: Total
+    saved_device_seconds: Total
+    planned: dict[str, Any] | None
+    confirming: int = 0
+
+    @property
+    def device(self) -> str:
+        """The device whose time counts: `GPU`, or `CPU` if no trial had a GPU."""
+        return "GPU" if self.gpu_seconds.value else "CPU"
+
+    @property
+    def device_seconds(self) -> Total:
+        """The time on `device`."""
+        return self.gpu_seconds if self.gpu_seconds.value else self.cpu_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        device = {"device": self.device, "device_seconds": asdict(self.device_seconds)}
+        return asdict(self) | device
+
+    def sentences(self) -> list[str]:
+        """Return what was used and saved, a sentence each; none if no time was counted."""
+        if not self.epochs or not self.seconds:
+            return []
+        found = [self._used()]
+        if self.saved_epochs:
+            found.append(self._saved())
+        return found
+
+    def _used(self) -> str:
+        sentence = f"used: {self.epochs:,} {self.report_word}s in {format_duration(self.seconds)}"
+        if self.device_seconds.known:
+            hours = format_device_hours(self.device_seconds.value, self.device)
+            sentence += f", {hours}{self.device_seconds.note}"
+        if self.planned is None:
+            return f"{sentence}; {self.trials:,} trial{'s' * (self.trials != 1)}"
+        plan, count = self.planned, ""
+        if plan["trials"] != self.trials:
+            planned = plan["trials"]
+            count = f" for {planned:,} trial{'s' * (planned != 1)}; {self.trials:,} started"
+            if self.confirming:
+                count += f", {self.confirming:,} of them to confirm"
+        sentence += f"; planned: about {plan['expected_epochs']:,.0f} {self.report_word}s"
+        if plan["seconds"] is not None:
+            hours = format_device_hours(plan["device_seconds"], plan["device"])
+            sentence += f" in {format_duration(plan['seconds'])}, {hours}"
+        return sentence + count
+
+    def _saved(self) -> str:
+        one = self.stopped == 1
+        who = f"{self.stopped:,} {'trial that was' if one else 'trials that were'} stopped"
+        sentence = f"saved: {self.saved_epochs:,} {self.report_word}s of {who}"
+        if not self.saved_seconds.known:
+            return sentence
+        sentence += f", about {format_duration(self.saved_seconds.value)} of training"
+        if self.saved_device_seconds.known:
+            sentence += f", {format_device_hours(self.saved_device_seconds.value, self.device)}"
+        return f"{sentence}, at {'its' if one else 'their'} own speed{self.saved_seconds.note}"
+
+
+def usage(view: SweepStatus) -> Usage:
+    """Return what a sweep has taken so far."""
+    budget, records = view.spec.budget.reports, view.records
+    started = [one for one in records if one.attempts or one.epoch]
+    trained = {one.number: _trained(one, records) for one in started}
+    furthest = _finished_epochs(records)
+    saved = {
+        one.number: max(0, budget - max(one.epoch, furthest.get(one.number, 0)))
+        for one in started
+        if one.role != "finish"
+        and (is_stopped_early(one) or (one.reason or "").startswith(BY_PATIENCE))
+    }
+    stopped = [one for one in started if saved.get(one.number)]
+
+    def rate(of: Callable[[TrialSummary], float | None]) -> Callable[[TrialSummary], float | None]:
+        """Return what the reports that a trial did not make would have taken."""
+
+        def found(one: TrialSummary) -> float | None:
+            taken, epochs = of(one), trained[one.number]
+            return None if taken is None or not epochs else taken / epochs * saved[one.number]
+
+        return found
+
+    gpu = _total(started, lambda one: one.gpu_seconds)
+    on_device = rate(lambda one: one.gpu_seconds if gpu.value else one.cpu_seconds)
+    return Usage(
+        report_word=view.spec.budget.report_word,
+        trials=len(started),
+        epochs=sum(trained.values()),
+        seconds=view.ledger.seconds,
+        trial_seconds=_total(started, lambda one: one.seconds),
+        cpu_seconds=_total(started, lambda one: one.cpu_seconds),
+        gpu_seconds=gpu,
+        stopped=len(stopped),
+        saved_epochs=sum(saved.values()),
+        saved_seconds=_total(stopped, rate(lambda one: one.seconds)),
+        saved_device_seconds=_total(stopped, on_device),
+        planned=view.ledger.plan,
+        confirming=sum(one.role == "confirm" for one in started),
+    )
+
+
+def usage_at_end(view: SweepStatus) -> Usage | None:
+    """Return what a sweep has taken; None if it has not ended."""
+    return usage(view) if view.state in ("finished", "failed") else None
+
+
+def _total(trials: Sequence[TrialSummary], value: Callable[[TrialSummary], float | None]) -> Total:
+    known = [found for one in trials if (found := value(one)) is not None]
+    return Total(round(sum(known), 3), len(known), len(trials))
+
+
+def _trained(trial: TrialSummary, records: Sequence[TrialSummary]) -> int:
+    """Return the reports of a trial; one that finishes another one began with that one's."""
+    if trial.finishes is None:
+        return trial.epoch
+    return max(0, trial.epoch - records[trial.finishes].epoch)
+
+
+def _finished_epochs(records: Sequence[TrialSummary]) -> dict[int, int]:
+    """Return how far the trials came that were trained on by others, by number."""
+    return {one.finishes: one.epoch for one in records if one.finishes is not None}

@@ -1,0 +1,328 @@
+"""What `--finish` refuses, and what it makes of a pruned trial's files, once and not twice."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sweeps.cli.app import app
+from sweeps.errors import OriginChanged, UserError
+from sweeps.paths import TRIAL_CONFIG
+from sweeps.reconcile.collect_state import read_sweep_state
+from sweeps.reconcile.extra_training import ExtraTraining
+from sweeps.reconcile.finishing import (
+    can_offer_finish,
+    check_free,
+    check_unfinished,
+    finishing_trial,
+    make_directories,
+    trials_to_finish,
+)
+from sweeps.reconcile.reconcile import MissingReport, MissingRun, reconcile
+from sweeps.reconcile.stop_criteria import active_stop_criterion
+from sweeps.run.session import open_ledger
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.spec import trial_yaml
+from sweeps.stopping.pausing_rules import Standing
+from sweeps.sweep_lock import SweepLock
+from tests.curves import append_rows
+from tests.fake_checkpoints import commit
+from tests.specs import with_overrides
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.checkpoint import CheckpointStore
+from trainable.errors import ForeignCheckpoint
+from trainable.metrics_file import ARTIFACTS, LOGGED, Row, read_logged, read_rows
+
+ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
+POPULATION = "early_stopping: {scheduler: pbt, interval_epochs: 2}"
+
+
+def _with_files(sweep: MadeSweep, number: int) -> Path:
+    """Give a trial its configuration, a curve of two epochs, and a checkpoint of the first."""
+    directory = sweep.paths.trial(number)
+    append_rows(
+        directory,
+        [Row(10 * epoch, epoch, {"epoch": epoch, "val/loss": 1.0 / epoch}) for epoch in (1, 2)],
+    )
+    config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
+    (directory / TRIAL_CONFIG).write_text(trial_yaml(config))
+    commit(directory, 1, step=10)
+    return directory
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> MadeSweep:
+    """A sweep of a pruned, a complete and a failed trial, and one that waits."""
+    made = MadeSweep(tmp_path, more=ASHA)
+    made.add("pruned", 1.0, 0.5, reason="asha at epoch 2")
+    made.add("complete", 1.0)
+    made.add("failed", 1.0, reason="nan: loss")
+    made.add(None, 1.0)
+    _with_files(made, 0)
+    return made
+
+
+def _open(sweep: MadeSweep, *numbers: int) -> Any:
+    return open_ledger(
+        sweep.paths,
+        read_spec(sweep.paths.spec).spec,
+        Origin(),
+        new=False,
+        accepted=True,
+        extra=ExtraTraining(finish=numbers),
+    )
+
+
+def _refused(sweep: MadeSweep, number: int) -> str:
+    with pytest.raises(UserError) as error:
+        trials_to_finish(sweep.paths, sweep.spec, sweep.ledger.trials(), [number])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(1, "is complete"), (2, "failed (nan: loss)"), (3, "has not ended"), (4, "has no trial 4")],
+)
+def test_only_a_pruned_trial_can_be_finished(sweep: MadeSweep, number: int, why: str) -> None:
+    assert why in _refused(sweep, number)
+    files = sorted(sweep.paths.directory.rglob("*"))
+    with pytest.raises(UserError, match=re.escape(why)):
+        _open(sweep, 0, number)
+    assert len(sweep.ledger.trials()) == 4
+    assert sorted(sweep.paths.directory.rglob("*")) == files
+    assert read_spec(sweep.paths.spec).number == 1
+
+
+def test_member_of_a_population_is_refused(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, more=POPULATION)
+    made.add("pruned", 1.0)
+    _with_files(made, 0)
+    assert "population" in _refused(made, 0)
+    assert not can_offer_finish(made.spec, made.ledger.trial(0), made.ledger.trials())
+
+
+def test_changed_configuration_is_refused(sweep: MadeSweep) -> None:
+    sweep.spec = with_overrides(sweep.spec, ["train.batch_size=32", "checkpoint.keep=5"])
+    assert "train.batch_size: 64 -> 32)" in _refused(sweep, 0)
+    sweep.spec = with_overrides(sweep.spec, ["train.batch_size=64"])
+    assert trials_to_finish(sweep.paths, sweep.spec, sweep.ledger.trials(), [0]) == [0]
+
+
+def test_later_change_is_refused_until_it_has_ended(sweep: MadeSweep) -> None:
+    ledger = _open(sweep, 0)
+    changed = with_overrides(sweep.spec, ["train.batch_size=32"])
+    with pytest.raises(OriginChanged, match=r"trial 4 finishes trial 0: .*batch_size: 64 -> 32"):
+        check_unfinished(sweep.paths, changed, ledger.trials())
+    ledger.finish(3, "failed")  # an ordinary unfinished trial has its own rule
+    with pytest.raises(OriginChanged, match="trial 4 finishes trial 0"):
+        open_ledger(sweep.paths, changed, Origin(), new=False, accepted=False)
+    assert read_spec(sweep.paths.spec).spec == sweep.spec
+    ledger.finish(4, "pruned")
+    check_unfinished(sweep.paths, changed, ledger.trials())
+
+
+def test_lost_files_are_refused(sweep: MadeSweep) -> None:
+    checkpoint = sweep.paths.trial(0) / "checkpoints/step-00000010"
+    checkpoint.rename(checkpoint.with_name("moved"))
+    assert "no valid checkpoint" in _refused(sweep, 0)
+    checkpoint.with_name("moved").rename(checkpoint)
+    (sweep.paths.trial(0) / TRIAL_CONFIG).unlink()
+    assert "config.yaml cannot be read" in _refused(sweep, 0)
+
+
+def test_unknown_directory_is_not_taken_over(sweep: MadeSweep) -> None:
+    sweep.paths.trial(4).mkdir()
+    with pytest.raises(UserError, match="belongs to no trial"):
+        check_free(sweep.paths, 4)
+    with pytest.raises(UserError, match="belongs to no trial"):
+        _open(sweep, 0)
+    assert len(sweep.ledger.trials()) == 4
+
+
+def test_new_trial_has_parameters_and_seed(sweep: MadeSweep) -> None:
+    ledger = _open(sweep, 0)
+    pruned, new = ledger.trial(0), ledger.trial(4)
+    assert (pruned.state, new.state, new.finishes) == ("pruned", "running", 0)
+    assert new.params == pruned.params
+    configs = [sweep.spec.trial_config(one.seed, one.params) for one in (pruned, new)]
+    assert configs[0] == configs[1]
+    assert read_spec(sweep.paths.spec).number == 2  # earlier releases refuse this revision
+    assert sweep.paths.spec.read_text().count(": finish trial 0\n") == 1
+
+
+def test_asking_again_adds_no_trial(sweep: MadeSweep) -> None:
+    for _ in range(2):
+        ledger = _open(sweep, 0)
+        assert len(ledger.trials()) == 5
+    ledger.report(4, epoch=1, step=10, value=0.4)
+    ledger.finish(4, "complete")
+    assert len(_open(sweep, 0).trials()) == 5
+    assert not can_offer_finish(sweep.spec, ledger.trial(0), ledger.trials())
+
+
+@pytest.mark.parametrize("ending", ["pruned", "failed"])
+def test_trial_that_came_to_no_end_is_added_again(sweep: MadeSweep, ending: Any) -> None:
+    _open(sweep, 0).finish(4, ending, reason="stopped by the user")
+    trials = _open(sweep, 0).trials()
+    assert [trial.finishes for trial in trials[4:]] == [0, 0]
+    assert finishing_trial(0, trials) is trials[5]
+    if ending == "pruned":
+        sweep.ledger = _open(sweep)
+        assert "write --finish 0" in _refused(sweep, 4)
+
+
+def test_directory_continues_that_of_the_pruned_trial(sweep: MadeSweep, tmp_path: Path) -> None:
+    source, target = sweep.paths.trial(0), sweep.paths.trial(4)
+    (source / LOGGED).write_text('{"step": 3, "own_step": 1, "time": 1, "metrics": {"a": 1.0}}\n')
+    (source / ARTIFACTS).mkdir()
+    (source / ARTIFACTS / "notes.txt").write_text("text")
+    (source / "trial.log").write_text("printed")
+    (source / "test.jsonl").write_text("{}")
+    (source / "figures").mkdir()
+    (source / "buffer.bin").write_bytes(b"of a custom loop")
+    (source / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(source / "pipe")
+    ledger = _open(sweep, 0)
+    make_directories(sweep.paths, sweep.spec, ledger.trials())
+    assert read_rows(target) == read_rows(source)
+    assert read_logged(target) == read_logged(source)
+    assert (target / ARTIFACTS / "notes.txt").read_text() == "text"
+    names = ["artifacts", "buffer.bin", "checkpoints", "link", "logged.jsonl", "metrics.jsonl"]
+    assert sorted(os.listdir(target)) == names
+    assert (target / "link").is_symlink()
+    there, copied = (CheckpointStore(one).generations() for one in (source, target))
+    assert [replace(one, address="") for one in copied] == [
+        replace(one, address="") for one in there
+    ]
+    assert not list(sweep.paths.directory.glob(".export-*"))
+    before = {path: path.lstat().st_ino for path in target.rglob("*")}
+    make_directories(sweep.paths, sweep.spec, ledger.trials())
+    assert {path: path.lstat().st_ino for path in target.rglob("*")} == before
+
+
+def test_killed_driver_leaves_no_partial_directory(
+    sweep: MadeSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = _open(sweep, 0)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_directories(sweep.paths, sweep.spec, ledger.trials())
+    assert not sweep.paths.trial(4).exists()
+    make_directories(sweep.paths, sweep.spec, _open(sweep).trials())
+    assert [row.step for row in read_rows(sweep.paths.trial(4))] == [10, 20]
+
+
+def test_saved_epochs_are_reported_and_no_attempt_counted(sweep: MadeSweep) -> None:
+    ledger = _open(sweep, 0)
+    make_directories(sweep.paths, sweep.spec, ledger.trials())
+    stop = "stopped with the sweep: reached"
+    state = read_sweep_state(
+        sweep.paths, sweep.spec, ledger.trials(), live=False, judge=lambda *_: {}, stop=stop
+    )
+    found = [one for one in reconcile(state) if getattr(one, "number", None) == 4]
+    assert {type(one) for one in found} >= {MissingReport, MissingRun}
+    reports = [one.report.epoch for one in found if isinstance(one, MissingReport)]
+    assert reports == [1]  # epoch 2 has no checkpoint: it is trained and reported again
+    assert not any("ended" in str(one) or "attempt" in str(one) for one in found)
+
+
+def test_stopping_rule_never_judges_it(sweep: MadeSweep) -> None:
+    ledger = _open(sweep, 0)
+    seen: list[Standing] = []
+
+    def judge(standing: Standing) -> dict[int, str]:
+        seen.append(standing)
+        return {}
+
+    read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False, judge=judge)
+    assert [set(standing.reports) for standing in seen] == [{0, 1, 2, 3}]
+    assert [standing.unfinished for standing in seen] == [{3}]
+
+
+def test_status_counts_it_beside_the_search(sweep: MadeSweep) -> None:
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=6"]))
+    _open(sweep, 0)
+    view = sweep.view
+    assert view.num_trials == 7
+    assert view.status()["trials"]["waiting"] == 4
+    assert view.state == "interrupted"
+    assert view.rows()[4]["finishes"] == 0
+    assert view.trial_state(view.records[4]) == "waiting"
+
+
+def test_running_sweep_is_refused(sweep: MadeSweep) -> None:
+    lock = SweepLock(sweep.paths.lock)
+    lock.acquire()
+    try:
+        command = ["resume", "small", "--finish", "0", "--root", str(sweep.paths.root)]
+        done = CliRunner().invoke(app, command)
+    finally:
+        lock.release()
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert len(sweep.ledger.trials()) == 4
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0,", "0 1"])
+def test_malformed_numbers_are_refused(sweep: MadeSweep, text: str) -> None:
+    command = ["resume", "small", f"--finish={text}", "--root", str(sweep.paths.root)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "must be a whole number" in " ".join(done.stderr.split())
+
+
+def test_best_offers_to_finish_a_pruned_winner(sweep: MadeSweep) -> None:
+    root = ["--root", str(sweep.paths.root)]
+    shown = CliRunner().invoke(app, ["best", "small", *root]).stdout
+    assert "asha at epoch 2" in shown
+    assert "resume small --finish 0" in shown
+    other = CliRunner().invoke(app, ["best", "small", "--trial", "1", *root]).stdout
+    assert "--finish" not in other
+    _open(sweep, 0)
+    assert "--finish" not in CliRunner().invoke(app, ["best", "small", *root]).stdout
+
+
+def test_stop_criteria_do_not_see_it(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, more=f"{ASHA}\nstop: {{value: 0.3}}")
+    made.add("pruned", 1.0, 0.5)
+    _with_files(made, 0)
+    ledger = _open(made, 0)
+    assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is None
+    ledger.report(1, epoch=1, step=10, value=0.1)
+    ledger.finish(1, "complete")
+    assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is None
+    made.add("complete", 0.2)
+    trials = _open(made).trials()
+    assert active_stop_criterion(made.spec, trials, 0.0) is not None
+
+
+def test_it_runs_where_others_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeSweep(tmp_path, more=ASHA.replace("asha", "asha_promote"))
+    made.add("pruned", 1.0, 0.5)
+    _with_files(made, 0)
+    other = made.add(None, 1.0)
+    ledger = _open(made, 0)
+    ledger.report(2, epoch=1, step=10, value=0.1)
+    view = made.view
+    monkeypatch.setattr(view, "running", True)
+    assert [view.trial_state(view.records[n]) for n in (other, 2)] == ["waiting", "running"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")
+def test_checkpoint_of_another_user_is_refused_before_a_trial_is_added(sweep: MadeSweep) -> None:
+    os.chown(sweep.paths.trial(0) / "checkpoints/step-00000010/state.pt", 12345, 12345)
+    before = sorted(sweep.paths.directory.rglob("*"))
+    with pytest.raises(ForeignCheckpoint, match="belongs to user 12345"):
+        trials_to_finish(sweep.paths, sweep.spec, sweep.ledger.trials(), [0])
+    assert sorted(sweep.paths.directory.rglob("*")) == before

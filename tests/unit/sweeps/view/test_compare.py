@@ -1,0 +1,321 @@
+"""`sweep compare`: the best trials of sweeps side by side."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sweeps.artifacts.model_card import model_card
+from sweeps.cli import render
+from sweeps.cli.app import app
+from sweeps.formatting import format_number
+from sweeps.paths import TRIAL_CONFIG
+from sweeps.recording.tags import leaders_view
+from sweeps.recording.trial_config import load_trial_config
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import trial_yaml
+from sweeps.view.compare import Incomparable, compare, differences
+from sweeps.view.sweep_status import UnknownTrial
+from tests.specs import with_overrides
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.outbox import SWEEP, Outbox
+from trainable.config import TrialConfig
+from trainable.export import Exported
+from trainable.manifest import Generation
+from trainable.metrics_file import Row
+
+
+def _shown(found: dict[str, object], *sweeps: MadeSweep) -> list[list[str]]:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render.comparison(found, [sweep.spec for sweep in sweeps]))
+    return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_trials_with_a_result_lead_best_first(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", 0.5, 0.4)
+    sweep.add("pruned", 0.3)
+    sweep.add("complete", 0.3)
+    sweep.add("failed", 0.1)
+    sweep.add("pruned", 0.05)
+    found = compare([sweep.view], top=5)
+    assert [(one["number"], one["state"], one["value"]) for one in found["leaders"]] == [
+        (4, "pruned", 0.05),
+        (2, "complete", 0.3),  # of equals a complete one first
+        (1, "pruned", 0.3),
+        (0, "complete", 0.4),
+        (3, "failed", 0.1),
+    ]
+    assert found["differing"] == ["train.optimizer.lr"]
+    assert [line[0] for line in _shown(found)] == ["trial", "4", "2", "1", "0", "3"]
+    assert len(compare([sweep.view], top=1)["leaders"]) == 1
+
+
+def test_column_is_called_as_the_reports_are(tmp_path: Path) -> None:
+    epochs = MadeSweep(tmp_path)
+    steps = MadeSweep(tmp_path, "steps", budget="{steps: 100, report_every: 10}")
+    for sweep in (epochs, steps):
+        sweep.add("complete", 0.5)
+    for sweeps, word in (([epochs], "epoch"), ([steps], "report"), ([epochs, steps], "report")):
+        found = compare([sweep.view for sweep in sweeps], top=1)
+        heads = _shown(found, *sweeps)[0]
+        assert {"epoch", "report"} & {*heads} == {word}
+
+
+def test_several_sweeps_share_one_order(tmp_path: Path) -> None:
+    first = MadeSweep(tmp_path, "first")
+    first.add("complete", 0.5)
+    first.add("complete", 0.2)
+    second = MadeSweep(tmp_path, "second", space="{train.batch_size: {choice: [32]}}")
+    second.add("complete", 0.3)
+    found = compare([first.view, second.view], top=5)
+    assert [(one["sweep"], one["number"]) for one in found["leaders"]] == [
+        ("first", 1),
+        ("second", 0),
+        ("first", 0),
+    ]
+    assert found["differing"] == ["train.batch_size", "train.optimizer.lr"]
+    assert [one["params"]["train.batch_size"] for one in found["leaders"]] == [64, 32, 64]
+    # what was not searched is what the spec says
+    assert found["leaders"][1]["params"]["train.optimizer.lr"] == second.spec.train.optimizer.lr
+    assert _shown(found)[0] == [
+        "sweep", "trial", "state", "val/loss", "epoch", "attempts", "clipped", "batch_size", "lr",
+    ]  # fmt: skip
+
+
+def test_each_trial_has_its_trained_configuration(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for size in (64, 128):
+        spec = with_overrides(sweep.spec, [f"train.batch_size={size}"])
+        sweep.paths.spec.unlink()
+        write_spec(sweep.paths.spec, spec)
+        number = sweep.add("complete", 0.3 + size)
+        sweep.paths.trial(number).mkdir(parents=True)
+        text = trial_yaml(spec.trial_config(number, sweep.view.records[number].best_params))
+        (sweep.paths.trial(number) / TRIAL_CONFIG).write_text(text)
+    found = compare([sweep.view], top=5)
+    assert [one["params"]["train.batch_size"] for one in found["leaders"]] == [64, 128]
+    assert found["differing"] == ["train.batch_size", "train.optimizer.lr"]
+    first = sweep.view.records[0]
+    config = load_trial_config(sweep.paths, sweep.view.spec, first)
+    assert TrialConfig.model_validate(config) == sweep.spec.trial_config(0, first.best_params)
+    generation = Generation("", 0, 1, 1, "val/loss", "min", 0.3, 1, "ab")
+    assert "| `train.batch_size` | 64 | fixed |" in model_card(
+        sweep.view.spec, first, config, generation, {}, 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "among"),
+    [
+        (3, "a sweep of 3 trials"),
+        (2, "the 2 trials that had ended, of a sweep of 3 trials"),
+        (4, "a sweep of 4 trials"),  # fewer were asked for later
+    ],
+)
+def test_model_card_names_only_known_samples(tmp_path: Path, ended: int, among: str) -> None:
+    sweep = MadeSweep(tmp_path, metric="train/loss")
+    sweep.add("complete", 0.3)
+    (record,) = sweep.view.records
+    generation = Generation("", 0, 1, 1, "train/loss", "min", 0.3, 1, "ab")
+    config = load_trial_config(sweep.paths, sweep.spec, record)
+    card = model_card(sweep.spec, record, config, generation, {}, ended)
+    assert f"\nThe best of {among}, by the min of train/loss.\n" in card
+    assert "average" not in card
+    contents = Exported(["teacher"], averaged=7, left_out=3, files={"base.pt": "12ab"})
+    card = model_card(sweep.spec, record, config, generation, {}, ended, contents)
+    assert "`trained_parameters.safetensors` has only what was trained" in card
+    assert "`base.pt` (sha256 `12ab`)" in card
+    assert "The weights are an average" in card
+    assert "`teacher`" in card
+    assert "\ntrain/loss 0.3, after epoch 1 (step 1)." in card
+
+
+def test_null_and_true_differ_from_missing_and_one(tmp_path: Path) -> None:
+    first = MadeSweep(tmp_path, "first", space="{task.a: {choice: [null]}, task.b: {choice: [1]}}")
+    first.add("complete", 0.3)
+    second = MadeSweep(tmp_path, "second", space="{task.b: {choice: [true]}}")
+    second.add("complete", 0.4)
+    found = compare([first.view, second.view], top=5)
+    assert (found["differing"], found["same"]) == (["task.a", "task.b"], {})
+    assert [line[-2:] for line in _shown(found)[1:3]] == [["null", "1"], ["-", "true"]]
+
+
+def test_patience_is_among_the_differences(tmp_path: Path) -> None:
+    sweeps = [
+        MadeSweep(tmp_path, name, more=f"early_stopping: {{scheduler: none, patience: {limit}}}")
+        for name, limit in (("few", 2), ("many", 5))
+    ]
+    for sweep in sweeps:
+        params = {"train.optimizer.lr": 0.01}
+        directory = sweep.paths.trial(sweep.add("complete", 0.3, params=params))
+        directory.mkdir(parents=True)
+        (directory / TRIAL_CONFIG).write_text(trial_yaml(sweep.spec.trial_config(0, params)))
+    assert compare([sweep.view for sweep in sweeps], top=1)["differing"] == ["patience"]
+
+
+def test_shared_values_are_shown_once(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, space="{train.batch_size: {choice: [32]}}")
+    sweep.add("complete", 0.3)
+    sweep.add("complete", 0.4)
+    found = compare([sweep.view], top=5)
+    assert (found["differing"], found["same"]) == ([], {"train.batch_size": 32})
+    assert " ".join(_shown(found)[-1]) == "the same for all: train.batch_size 32"
+
+
+def test_shared_values_follow_the_configurations_order(tmp_path: Path) -> None:
+    keys = [f"task.{letter}" for letter in "hgfedcba"]
+    space = ", ".join(f"{key}: {{choice: [1]}}" for key in keys)
+    sweep = MadeSweep(tmp_path, space=f"{{{space}}}")
+    sweep.add("complete", 0.3)
+    found = compare([sweep.view], top=5)
+    assert list(found["same"]) == [key for key in found["leaders"][0]["params"] if key in keys]
+
+
+def test_clip_fraction_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", 0.3, 0.2)
+    sweep.add("complete", 0.4)
+    sweep.log(
+        0,
+        Row(1, 0, {"train/loss": 1.0}),
+        Row(2, 0, {"train/clip_fraction": 1.0, "epoch": 1.0}),
+        Row(4, 0, {"train/clip_fraction": 0.5, "epoch": 2.0}),
+    )
+    found = compare([sweep.view], top=5)
+    assert [one["clip_fraction"] for one in found["leaders"]] == [0.75, None]
+    assert [line[5] for line in _shown(found)[1:]] == ["75%", "-"]
+
+
+def test_pages_name_runs_and_experiments(tmp_path: Path) -> None:
+    sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
+    assert compare([s.view for s in sweeps], top=5)["mlflow_compare_page"] is None
+    for number, sweep in enumerate(sweeps):
+        sweep.add("complete", 0.5 - 0.1 * number)
+        outbox = Outbox(sweep.paths.outbox)
+        outbox.found(str(number + 1))
+        outbox.set_run_id(SWEEP, f"parent{number}", recorded=None)
+        outbox.set_run_id(0, f"run{number}", recorded=None)
+        outbox.close()
+    found = compare([s.view for s in sweeps], top=5)
+    for page, path in (("compare", "/compare-runs"), ("metric", "/metric")):
+        url = urlsplit(found[f"mlflow_{page}_page"])
+        assert (url.netloc, url.fragment.split("?")[0]) == ("127.0.0.1:5000", path)
+        query = parse_qs(url.fragment.split("?")[1])
+        assert json.loads(query["runs"][0]) == ["run1", "run0"]
+        assert json.loads(query["experiments"][0]) == ["1", "2"]
+    assert json.loads(query["plot_metric_keys"][0]) == ["val/loss", "train/loss"]
+
+
+def test_charts_link_appears_once_the_view_is_delivered(tmp_path: Path) -> None:
+    """The page's address holds a key alone; without its tag MLflow shows an error."""
+    sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
+    views = []
+    for number, sweep in enumerate(sweeps):
+        sweep.add("complete", 0.5)
+        outbox = Outbox(sweep.paths.outbox)
+        outbox.found(str(number + 1))
+        outbox.set_run_id(0, f"run{number}", recorded=None)
+        assert compare([s.view for s in sweeps], top=5)["mlflow_charts_page"] is None
+        view = leaders_view(sweep.spec)
+        outbox.append(SWEEP, "experiment", {view.tag: view.state})
+        batch = outbox.next_batch(SWEEP)
+        assert batch is not None
+        outbox.delivered(batch)
+        outbox.close()
+        views.append(view)
+    assert views[0] == views[1]
+    for chosen, path in ((sweeps[:1], "/experiments/1/runs"), (sweeps, "/compare-experiments/s")):
+        found = compare([s.view for s in chosen], top=5)
+        url = urlsplit(found["mlflow_charts_page"])
+        assert url.fragment.split("?")[0] == path
+        query = parse_qs(url.fragment.split("?")[1])
+        assert query["viewStateShareKey"] == [views[0].key]
+    assert json.loads(query["experiments"][0]) == ["1", "2"]
+    state = json.loads(views[0].state)
+    parallel, *curves = state["compareRunCharts"]
+    assert parallel["selectedParams"] == ["train.optimizer.lr"]
+    assert parallel["selectedMetrics"] == ["best/val/loss"]
+    assert [one["metricKey"] for one in curves] == ["val/loss", "train/loss"]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`best/val/loss`", True)
+    other = MadeSweep(tmp_path, "other", space="{train.batch_size: {choice: [32]}}")
+    assert compare([sweeps[0].view, other.view], top=5)["mlflow_charts_page"] is None
+
+
+def test_differences_from_the_best_are_highlighted(tmp_path: Path) -> None:
+    space = (
+        "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, train.batch_size: {choice: [16, 32]}}"
+    )
+    sweep = MadeSweep(tmp_path, space=space)
+    for value in (0.3, 0.1, 0.2, 0.5, 0.4):
+        sweep.add("complete", value)
+    found = compare([sweep.view], top=5)
+    drawn = Console(width=200, color_system="standard").render_lines(
+        render.comparison(found, [sweep.spec])
+    )
+    sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
+    assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
+    for one, line in zip(found["leaders"], drawn[1:], strict=True):
+        styles = {segment.text.strip(): str(segment.style) for segment in line}
+        rate, size = one["params"]["train.optimizer.lr"], one["params"]["train.batch_size"]
+        if one is found["leaders"][0]:
+            assert styles[format_number(rate)] == styles[str(size)] == "bold"
+        else:
+            assert styles[format_number(rate)] == "bold cyan"
+            assert styles[str(size)] == ("dim" if size == sizes[0] else "bold cyan")
+
+
+def test_sweeps_with_other_metrics_are_not_compared(tmp_path: Path) -> None:
+    first = MadeSweep(tmp_path, "first")
+    second = MadeSweep(tmp_path, "second", metric="val/accuracy")
+    with pytest.raises(Incomparable, match="only values of one metric have an order"):
+        compare([first.view, second.view], top=5)
+
+
+def test_no_trial_to_compare_yet(tmp_path: Path) -> None:
+    found = compare([MadeSweep(tmp_path).view], top=5)
+    assert found["leaders"] == []
+    assert _shown(found) == [["no", "trial", "has", "a", "value", "yet"]]
+
+
+def test_two_trials_differ_where_their_configurations_do(tmp_path: Path) -> None:
+    space = "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, task.a: {choice: [null, 1, two]}}"
+    sweep = MadeSweep(tmp_path, space=space)
+    for value in (0.5, 0.4):
+        sweep.add("complete", value)
+    found = differences(sweep.view, 0, 1)
+    rows = [record.params for record in sweep.view.records]
+    assert found["trials"] == [0, 1]
+    assert found["values"] == [0.5, 0.4]
+    expected = {
+        key: [row[key] for row in rows]
+        for key in rows[0]
+        if repr(rows[0][key]) != repr(rows[1][key])
+    }
+    assert found["differing"] == expected != {}
+    assert found["absent"] == [[], []]
+    assert differences(sweep.view, 1, 1)["differing"] == {}
+    with pytest.raises(UnknownTrial):
+        differences(sweep.view, 0, 2)
+
+
+def test_diff_prints_metric_and_differing_parameters(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for value in (0.5, 0.4):
+        sweep.add("complete", value)
+    root = ["--root", str(tmp_path)]
+    lines = CliRunner().invoke(app, ["diff", "small", "0", "1", *root]).stdout.splitlines()
+    assert lines[0].split() == ["trial", "0", "trial", "1"]
+    assert lines[1].split() == ["val/loss", "0.5", "0.4"]
+    assert {line.split()[0] for line in lines[2:]} == set(sweep.spec.space)
+    same = CliRunner().invoke(app, ["diff", "small", "1", "1", *root]).stdout.splitlines()
+    assert same[-1] == "their parameters are the same"
+    wrong = CliRunner().invoke(app, ["diff", "small", "0", "9", *root])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "has no trial 9; its trials are 0 to 1" in wrong.stderr

@@ -1,0 +1,233 @@
+"""A configuration's value over seeds is shown wherever a trial's value is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sweeps.errors import SearchChanged, SpecError, UserError
+from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.warm_start import collect_warm_start
+from sweeps.reconcile.finishing import can_offer_finish, trials_to_finish
+from sweeps.reconcile.stop_criteria import active_stop_criterion
+from sweeps.recording.notifications import Notifier
+from sweeps.recording.over_seeds import record_configuration
+from sweeps.recording.tags import end_tags
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.statistics.over_seeds import combine, standard_error
+from sweeps.trust.findings import find
+from sweeps.view.frames import trials_frame
+from sweeps.view.sweep_progress import SweepProgress, best_with_value
+from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeSweep:
+    """Return three configurations: 0 was lucky once, 3 is the best, 6 was stopped."""
+    sweep = MadeSweep(tmp_path, more="repeats: 3")
+    sweep.add("complete", 0.5, 0.1)
+    sweep.repeat(0, "complete", 0.9)
+    sweep.repeat(0, "complete", 0.8)
+    sweep.add("complete", 0.3)
+    sweep.repeat(3, "complete", 0.4)
+    sweep.repeat(3, "complete", 0.2, 0.21)
+    sweep.add("pruned", 0.05)
+    return sweep
+
+
+def test_best_configuration_is_that_with_the_best_mean(made: MadeSweep) -> None:
+    view = made.view
+    [best] = view.front()
+    assert best.number == 3
+    assert best.value == pytest.approx(0.3)
+    assert best.over_seeds.standard_error == pytest.approx(0.1 / math.sqrt(3))
+    assert best.own_value == 0.3
+    assert [row["value"] for row in view.rows()][:3] == [pytest.approx(0.6), 0.9, 0.8]
+    assert view.rows()[0]["over_seeds"]["values"] == [0.1, 0.9, 0.8]
+    assert "mean of 3 seeds" in find(view).sentences[0].sentence
+
+
+def test_weights_are_those_of_the_typical_seed(made: MadeSweep) -> None:
+    view = made.view
+    assert view.select_weights(None).number == 3  # 0.3 is the mean itself
+    assert view.weights_of(view.record(0)).number == 2  # 0.8 is closer to 0.6 than 0.9
+    assert view.select_weights(0).number == 0
+    assert view.weights_of(view.record(5)).number == 5
+
+
+def test_both_readers_return_the_same_configurations(made: MadeSweep) -> None:
+    read = LedgerReader(made.paths.ledger).records()
+    assert [(t.value, t.over_seeds) for t in read] == [
+        (t.value, t.over_seeds) for t in made.ledger.trials()
+    ]
+
+
+def test_status_counts_trials_and_configurations(made: MadeSweep) -> None:
+    status = made.view.status()
+    assert status["num_trials"] == 7  # the stopped configuration gets no further seeds
+    assert status["trials"]["complete"] == 6
+    assert status["configurations"]["complete"] == 2
+    assert status["configurations"]["pruned"] == 1
+    assert status["state"] == "finished"
+
+
+def test_missing_seeds_are_waited_for(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, more="repeats: 3")
+    assert made.view.num_trials == 9
+    made.add("complete", 0.5)
+    made.repeat(0, "complete", 0.4)
+    view = made.view
+    assert (view.num_trials, view.num_left) == (9, 7)
+    assert view.status()["configurations"] == {
+        **dict.fromkeys(["complete", "pruned", "failed"], 0),
+        "running": 1,
+        "waiting": 2,
+    }
+    assert view.ledger.front() == []
+    assert view.records[0].value == pytest.approx(0.45)  # over the seeds so far
+
+
+def test_progress_counts_as_the_status_does(made: MadeSweep) -> None:
+    progress = SweepProgress(made.spec, made.ledger.trials())
+    assert progress.total == 7
+    row, value = best_with_value(progress.rows, made.spec)
+    assert (row.number, value) == (3, pytest.approx(0.3))
+    fresh = SweepProgress(made.spec)
+    assert fresh.total == 9
+    fresh.started(0, {})
+    fresh.ended(0, "complete")
+    fresh.started(1, {}, "repeat", 0)
+    assert fresh.total == 9
+    fresh.ended(1, "failed")
+    assert fresh.total == 8
+
+
+def test_stop_value_waits_for_all_seeds(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, more="repeats: 2\nstop: {value: 0.3}")
+    made.add("complete", 0.1)
+    assert active_stop_criterion(made.spec, made.ledger.trials(), 0.0) is None
+    made.repeat(0, "complete", 0.2)
+    assert active_stop_criterion(made.spec, made.ledger.trials(), 0.0).key == "stop.value"
+
+
+def test_single_seed_is_not_trained_to_its_end(made: MadeSweep) -> None:
+    records = made.ledger.trials()
+    assert not can_offer_finish(made.spec, records[6], records)
+    with pytest.raises(UserError, match="seeds of its configuration"):
+        trials_to_finish(made.paths, made.spec, records, [6])
+
+
+def test_new_best_is_notified_once_all_seeds_ended(tmp_path: Path) -> None:
+    made, events = MadeSweep(tmp_path, more="repeats: 2"), []
+    notifier = Notifier(
+        made.paths, made.spec, "id", 1, made.ledger, lambda _, body: events.append(body)
+    )
+    made.add("complete", 0.1)
+    notifier.trial_ended(0)
+    assert events == []
+    made.repeat(0, "complete", 0.3)
+    notifier.trial_ended(1)
+    [event] = events
+    assert (event["event"], event["trial"], event["value"]) == ("new_best", 0, pytest.approx(0.2))
+
+
+def test_run_of_the_first_seed_has_the_value(made: MadeSweep) -> None:
+    recorder = MemoryRecorder()
+    for number in (3, 6):
+        recorder.start(number, {}, {})
+        record_configuration(made.ledger.trials()[number], recorder)
+    run, stopped = recorder.runs[3], recorder.runs[6]
+    assert run.tags["over_seeds.num_seeds"] == "3 of 3"
+    assert float(run.tags["over_seeds.value"]) == pytest.approx(0.3)
+    assert run.points["over_seeds/value", 10] == pytest.approx(0.3)
+    assert stopped.tags["over_seeds.state"] == "pruned"
+    assert stopped.points == {}
+
+
+def test_verification_expects_the_tags_that_a_run_got(made: MadeSweep) -> None:
+    """The driver writes them from the single trial, and `sync --verify` from all trials."""
+    together = LedgerReader(made.paths.ledger).records()
+    for number, record in enumerate(together):
+        alone = made.ledger.trial(number)
+        tags = end_tags(alone, made.spec, made.paths)
+        assert end_tags(record, made.spec, made.paths) == tags
+
+
+def test_later_sweep_learns_the_value_over_seeds(made: MadeSweep) -> None:
+    made.add("complete", 0.2)  # without its further seeds
+    text = made.spec.model_copy(update={"name": "later"}).to_yaml()
+    spec = parse_spec(text, "later.yaml", (f"search.warm_start={made.spec.name}",))
+    warm = collect_warm_start(made.paths.root, spec)
+    assert [one.value for one in warm.trials] == [
+        pytest.approx(0.6),
+        pytest.approx(0.3),
+        0.05,
+    ]
+    assert "1 unfinished" in warm.summary
+
+
+def test_frame_has_one_row_for_each_seed(made: MadeSweep) -> None:
+    frame = trials_frame(made.view)
+    assert list(frame["configuration"]) == [0, 0, 0, 3, 3, 3, 6]
+    assert frame.loc[3, "over_seeds"] == pytest.approx(0.3)
+    assert list(frame["val/loss"])[:3] == [0.1, 0.9, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "value", "error"),
+    [
+        ([1.0, 2.0, 6.0], "mean", 3.0, math.sqrt(7 / 3)),
+        ([1.0, 2.0, 6.0], "median", 2.0, math.sqrt(math.pi / 2 * 7 / 3)),
+        ([1.0], "mean", 1.0, None),
+    ],
+)
+def test_value_and_standard_error(
+    values: list[float], how: str, value: float, error: float | None
+) -> None:
+    assert combine(values, how) == value
+    assert standard_error(values, how) == (None if error is None else pytest.approx(error))
+    assert math.isnan(combine([*values, math.inf], how))
+
+
+BASE = "name: a\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 4\n"
+SPACE = "space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}\n"
+
+
+def _spec(text: str, *overrides: str) -> SweepSpec:
+    return parse_spec(BASE + SPACE + text, "a.yaml", overrides)
+
+
+def test_number_is_short_for_the_section() -> None:
+    expected = _spec("repeats: {seeds: 3, value: mean}").repeats
+    assert _spec("repeats: 3").repeats == expected
+    assert _spec("", "repeats=3").repeats == expected
+    assert _spec("repeats: 3", "repeats.value=median").repeats.value == "median"
+    assert "repeats" not in _spec("repeats: 1").to_yaml()  # as earlier releases wrote it
+    spec = _spec("repeats: 3")
+    assert parse_spec(spec.to_yaml(), "a.yaml") == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("repeats: 0", "at least 1"),
+        ("repeats: many", "no number of seeds"),
+        ("repeats: {seeds: 3, value: max}", "valid: mean, median"),
+        ("repeats: 2\nearly_stopping: {scheduler: pbt}\nbudget: {epochs: 9}", "population"),
+        ("repeats: 2\nspace: {}", "the space is empty"),
+    ],
+)
+def test_wrong_repeats_are_refused(text: str, part: str) -> None:
+    space = "" if "space" in text else SPACE
+    with pytest.raises(SpecError, match=part):
+        parse_spec(f"{BASE}{space}{text}\n", "a.yaml")
+
+
+@pytest.mark.parametrize(("before", "after"), [("1", "3"), ("3", "1"), ("3", "4")])
+def test_resume_cannot_change_the_seeds(before: str, after: str) -> None:
+    with pytest.raises(SearchChanged, match=f"repeats is {before} .* cannot become {after}"):
+        check_search_changes(_spec(f"repeats: {before}"), _spec(f"repeats: {after}"), 0)
