@@ -227,6 +227,7 @@ def test_row_32_node_cut_off(
     )
     driver = sandbox.run("--address", head.address)
     node, stale, log = _victim(driver, sandbox, others)
+    worker = next(one for one in psutil.Process(stale).parents() if one.ppid() == node.raylet)
     cut_off = network.hosts[1 + others.index(node)]
     network.cut(cut_off)
     sandbox.probe.pace(_PACE)  # so that both train at once
@@ -237,10 +238,11 @@ def test_row_32_node_cut_off(
     assert _FENCED not in Path(log).read_text()
     sandbox.probe.release(_PLACE)
     wait_until(lambda: _FENCED in Path(log).read_text(), seconds=30)
-    assert psutil.pid_exists(stale)
+    wait_until(lambda: not psutil.pid_exists(stale), seconds=30)
+    assert worker.is_running()
     network.heal(cut_off)
     began = time.monotonic()
-    wait_until(lambda: not psutil.pid_exists(stale), seconds=_RAYLET_GIVES_UP)
+    wait_until(lambda: not worker.is_running(), seconds=_RAYLET_GIVES_UP)
     print(f"the worker was gone {time.monotonic() - began:.1f} s after the way was open")
     found = assert_all(sandbox, reference, driver.wait())
     assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
