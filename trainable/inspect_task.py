@@ -55,7 +55,7 @@ def inspect_config(
     from trainable.loop_checks import check_loop
     from trainable.optimizers import builds_own
     from trainable.precision import find_device
-    from trainable.rank_checks import FirstRank
+    from trainable.ranks import FirstRank
     from trainable.rehearsal import rehearse_all
     from trainable.samplers import SampledPlan, check_sampler
     from trainable.schedule import Schedule

@@ -6,6 +6,7 @@ What must not live here: what a process does.
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,4 +34,4 @@ def load_training() -> None:
     with without_collection():
         import torch._dynamo  # noqa: F401  else the first optimizer of a process imports it
 
-        import trainable.build  # noqa: F401
+        importlib.import_module("trainable.build")  # by name: it imports this module

@@ -7,8 +7,8 @@ samples. What must not live here: how samples are divided (`rank_data.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainable.data import Plan
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
-from trainable.ranks import Ranks
+from trainable.ranks import ALIKE_REMEDY, Ranks
 from trainable.reachable import tensor_signature
 from trainable.samplers import SampledPlan
 
@@ -25,36 +25,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 _NORMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_REMEDY = (
-    "each rank reads all samples, and Gradsweep gives it its part of each batch; let nothing in "
-    "the data depend on the rank or the process: no split_by_node, split_dataset_by_node or "
-    "DistributedSampler, no order of a set or a directory"
-)
-
-
-class FirstRank(Ranks):
-    """The first rank without the others, to check and time its part of a step in one process.
-
-    The others are taken to have the same values.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def gather_plain(
-        self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
-    ) -> list[Any]:
-        """Return the value of each rank."""
-        return super().gather_plain(value, error, seconds=seconds) * self.size
-
-
-class Summarised(Protocol):
-    """A window with a summary of its items; None for all but the first one that is read."""
-
-    summary: Any
-
-
-Window = TypeVar("Window", bound=Summarised)
 
 
 def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
@@ -65,7 +35,7 @@ def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
             more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise ConfigError(
                 f"rank {rank} builds something else than rank 0 ({', '.join(found[:_SHOWN])}"
-                f"{more}); {_REMEDY}",
+                f"{more}); {ALIKE_REMEDY}",
                 key="task",
             )
 
@@ -163,35 +133,3 @@ def check_orders_alike(of_ranks: Sequence[list[Any]], epoch: int) -> None:
                 "began, and add it up over the ranks in on_epoch_end(), by "
                 "torch.distributed.all_reduce(); or write resources.workers: 1"
             )
-
-
-def alike_on_ranks(windows: Iterator[Window], name: str, ranks: Ranks) -> Iterator[Window]:
-    """Yield the windows of a stream while every rank has one; every rank must iterate."""
-    if ranks.size == 1:
-        yield from windows
-        return
-    compared = False
-    while True:
-        window, error = None, None
-        try:
-            window = next(windows, None)
-        except Exception as problem:  # of the data: raised below, on every rank
-            error = problem
-        (count,) = ranks.sum([window is not None], error)
-        if 0 < count < ranks.size:
-            raise TaskError(
-                f"{name} ended on {ranks.size - int(count)} of {ranks.size} ranks before the "
-                f"others; {_REMEDY}"
-            )
-        if window is None:
-            return
-        if not compared:
-            _compare(ranks.gather_plain(window.summary), name)
-            compared = True
-        yield window
-
-
-def _compare(summaries: list[Any], name: str) -> None:
-    for rank, summary in enumerate(summaries):
-        if differences({name: summaries[0]}, {name: summary}):
-            raise TaskError(f"{name} gives other samples on rank {rank} than on rank 0; {_REMEDY}")

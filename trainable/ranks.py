@@ -18,6 +18,11 @@ import torch
 from torch import Tensor, nn
 
 Scalar = float | Tensor
+ALIKE_REMEDY = (
+    "each rank reads all samples, and Gradsweep gives it its part of each batch; let nothing in "
+    "the data depend on the rank or the process: no split_by_node, split_dataset_by_node or "
+    "DistributedSampler, no order of a set or a directory"
+)
 
 
 class Decisions(NamedTuple):
@@ -173,3 +178,19 @@ class Ranks:
 
 ALONE = Ranks()
 """The ranks of a trial of one process."""
+
+
+class FirstRank(Ranks):
+    """The first rank without the others, to check and time its part of a step in one process.
+
+    The others are taken to have the same values.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def gather_plain(
+        self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
+    ) -> list[Any]:
+        """Return the value of each rank."""
+        return super().gather_plain(value, error, seconds=seconds) * self.size

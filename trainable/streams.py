@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -22,9 +22,9 @@ from trainable.batches import move
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.rank_checks import alike_on_ranks
+from trainable.fingerprint import differences
 from trainable.rank_data import share_of
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALIKE_REMEDY, ALONE, Ranks
 from trainable.splits import begins_anew, gives_batches, has_state, length_of
 from trainable.stream_reader import (
     Place,
@@ -126,7 +126,7 @@ class StreamSource:
         read = self._read_apart(places, first) if self._workers else self._read_here(places[0])
         came = False
         name = f"{self.format.split}: {stream_name(self.stream)}"
-        for window in alike_on_ranks(islice(read, self.format.most), name, self._ranks):
+        for window in _alike_on_ranks(islice(read, self.format.most), name, self._ranks):
             came = True
             self.plan.last_size = window.size
             self.plan.num_read += window.size
@@ -309,3 +309,46 @@ def first_items(stream: Any, most: int) -> list[Any]:
 def stream_name(stream: object) -> str:
     """Return what messages call a stream."""
     return f"a stream of type {type(stream).__name__}"
+
+
+class _Summarised(Protocol):
+    """A window with a summary of its items; None for all but the first one that is read."""
+
+    summary: Any
+
+
+Read = TypeVar("Read", bound=_Summarised)
+
+
+def _alike_on_ranks(windows: Iterator[Read], name: str, ranks: Ranks) -> Iterator[Read]:
+    """Yield the windows of a stream while every rank has one; every rank must iterate."""
+    if ranks.size == 1:
+        yield from windows
+        return
+    compared = False
+    while True:
+        window, error = None, None
+        try:
+            window = next(windows, None)
+        except Exception as problem:  # of the data: raised below, on every rank
+            error = problem
+        (count,) = ranks.sum([window is not None], error)
+        if 0 < count < ranks.size:
+            raise TaskError(
+                f"{name} ended on {ranks.size - int(count)} of {ranks.size} ranks before the "
+                f"others; {ALIKE_REMEDY}"
+            )
+        if window is None:
+            return
+        if not compared:
+            _compare_first(ranks.gather_plain(window.summary), name)
+            compared = True
+        yield window
+
+
+def _compare_first(summaries: list[Any], name: str) -> None:
+    for rank, summary in enumerate(summaries):
+        if differences({name: summaries[0]}, {name: summary}):
+            raise TaskError(
+                f"{name} gives other samples on rank {rank} than on rank 0; {ALIKE_REMEDY}"
+            )
