@@ -47,12 +47,11 @@ def inspect_config(
     whole_steps: bool = False,
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests."""
-    from trainable.build import build_parts, build_step
+    from trainable.build import build_parts, build_step, check_loop
     from trainable.built import summarise_data
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
-    from trainable.loop_checks import check_loop
     from trainable.optimizers import builds_own
     from trainable.precision import find_device
     from trainable.ranks import FirstRank
