@@ -312,7 +312,7 @@ def test_error_is_kept_when_the_device_is_lost(tmp_path, opened, configure, toy,
         raise RuntimeError("an illegal memory access was encountered")
 
     trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
-    monkeypatch.setattr("trainable.step_rows.fetch_values", lost)
+    monkeypatch.setattr("trainable.loop.fetch_values", lost)
     with pytest.raises(KeyError, match="token"):
         list(trainer.events())
 
