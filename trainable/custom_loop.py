@@ -41,8 +41,15 @@ from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import ConfigError, NonFiniteMetric, TaskError, WithoutEffect
 from trainable.logged import close_run, closed_on_error, means, merge_logged, run_log
-from trainable.loop_context import FORMAT, Function, begin, open_context
-from trainable.loop_steps import EXHAUSTED, LoopSteps, saved_state
+from trainable.loop_context import (
+    EXHAUSTED,
+    FORMAT,
+    Function,
+    LoopSteps,
+    begin,
+    open_context,
+    saved_state,
+)
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.ranks import ALONE, Ranks

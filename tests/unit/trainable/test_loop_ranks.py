@@ -15,7 +15,7 @@ from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, RankFailed, RankLost, TaskError
-from trainable.loop_steps import restored_state
+from trainable.loop_context import restored_state
 from trainable.metrics_file import read_rows
 from trainable.ranks import ALONE, Ranks
 
