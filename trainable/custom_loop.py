@@ -37,7 +37,6 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore, check_owner
 from trainable.config import TrialConfig
-from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import ConfigError, NonFiniteMetric, TaskError, WithoutEffect
 from trainable.logged import close_run, closed_on_error, means, merge_logged, run_log
@@ -48,6 +47,7 @@ from trainable.loop_context import (
     LoopSteps,
     begin,
     open_context,
+    record_reads,
     saved_state,
 )
 from trainable.metrics_file import History, Row, read_rows

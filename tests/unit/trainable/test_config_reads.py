@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from trainable.config import TrainConfig, TrialConfig
-from trainable.config_reads import record_reads
+from trainable.loop_context import record_reads
 from trainable.optimizer_config import OptimizerConfig
 
 PLAIN = TrialConfig.model_validate(
