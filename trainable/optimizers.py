@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from trainable.config import TrainConfig
 from trainable.errors import TaskError
 from trainable.group_joining import hidden_group
-from trainable.optim import build_optimizer, set_base_rates
-from trainable.optimizer_class import unusable
+from trainable.optim import build_optimizer, set_base_rates, unusable
 from trainable.task import Task
 from trainable.task_code import task_code
 

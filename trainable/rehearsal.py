@@ -36,7 +36,7 @@ from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
 from trainable.loop import Trainer
-from trainable.optimizer_class import OWN_LOOP
+from trainable.optim import OWN_LOOP
 from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.optimizers import builds_own
 from trainable.parent_death import end_with_parent
