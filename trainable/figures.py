@@ -299,7 +299,7 @@ def _scheduled(config: TrialConfig, steps_per_epoch: int, total: int) -> list[fl
     The list is empty for `plateau`, which depends on the metric, and for a user's own function,
     whose code does not run here.
     """
-    from trainable.optimizer_config import is_own
+    from trainable.config import is_own
     from trainable.schedule import Schedule
 
     train = config.train

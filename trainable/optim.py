@@ -28,9 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.config import ClipConfig
+from trainable.config import OPTIMIZER_DEFAULTS, ClipConfig, OptimizerConfig, is_own
 from trainable.errors import ConfigError, TaskError
-from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.own_names import import_own
 from trainable.task_registry import nearest
 

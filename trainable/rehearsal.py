@@ -30,14 +30,13 @@ from torch.nn.parameter import is_lazy
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.compare_states import StateDifference, state_differences
-from trainable.config import TrialConfig
+from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig, TrialConfig, is_own
 from trainable.config_base import Interval
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
 from trainable.loop import Trainer
 from trainable.optim import OWN_LOOP
-from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.optimizers import builds_own
 from trainable.parent_death import end_with_parent
 from trainable.seeding import reseed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trainable.base_run import check_reported, one_number
-from trainable.config import TrainConfig
+from trainable.config import ScheduleConfig, TrainConfig
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.first_batches import EPOCH_METRICS, STEP_METRICS
@@ -25,7 +25,6 @@ from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState, run_objects
 from trainable.optim import Scalar, normalize_groups
-from trainable.optimizer_config import ScheduleConfig
 from trainable.optimizers import builds_own, optimizer_of
 from trainable.seeding import (
     HostRngState,

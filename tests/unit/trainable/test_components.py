@@ -15,10 +15,10 @@ from torch import nn
 
 import trainable
 from tracking.limits import clean_key
+from trainable.config import OptimizerConfig, ScheduleConfig
 from trainable.diagnostics import LayerNorms, Throughput
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.optim import build_optimizer
-from trainable.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, preserved_host_rng, set_determinism, set_seed

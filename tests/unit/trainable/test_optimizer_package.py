@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from trainable.config import OptimizerConfig
 from trainable.diagnostics import MEASURED
 from trainable.optim import build_optimizer, state_bytes
-from trainable.optimizer_config import OptimizerConfig
 from trainable.task import decay_groups
 
 if os.environ.get("CI") != "true":  # there its absence is a failure
