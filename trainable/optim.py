@@ -30,7 +30,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.config import OPTIMIZER_DEFAULTS, ClipConfig, OptimizerConfig, is_own
 from trainable.errors import ConfigError, TaskError
-from trainable.own_names import import_own
+from trainable.task_import import import_own
 from trainable.task_registry import nearest
 
 Scalar = float | Tensor
