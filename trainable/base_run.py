@@ -24,7 +24,7 @@ from trainable.health import HealthMonitor
 from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
 from trainable.ranks import Ranks
-from trainable.task_registry import nearest
+from trainable.task_import import nearest
 
 _R = TypeVar("_R", bound="BaseRun")
 

@@ -54,7 +54,7 @@ from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.ranks import ALONE, Ranks
 from trainable.storage.locate import files_of
-from trainable.task_registry import nearest
+from trainable.task_import import nearest
 from trainable.train_state import check_state
 from trainable.warm_start import with_inheritance
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trainable.task_registry import BUILT_IN
+from trainable.task_import import BUILT_IN
 
 if TYPE_CHECKING:
     from torch import Tensor

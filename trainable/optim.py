@@ -30,8 +30,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.config import OPTIMIZER_DEFAULTS, ClipConfig, OptimizerConfig, is_own
 from trainable.errors import ConfigError, TaskError
-from trainable.task_import import import_own
-from trainable.task_registry import nearest
+from trainable.task_import import import_own, nearest
 
 Scalar = float | Tensor
 

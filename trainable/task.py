@@ -28,7 +28,7 @@ from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
-from trainable.task_registry import nearest
+from trainable.task_import import nearest
 
 _STEPS: dict[int, tuple[weakref.ref[object], int]] = {}
 """By the task's id, the task and the steps of its run."""

@@ -36,7 +36,7 @@ from sweeps.store_access import withheld_variables
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.module_names import hidden_by, hidden_imports
-from trainable.task_registry import resolve_task_name
+from trainable.task_import import resolve_task_name
 
 _SECONDS_TO_END = 5.0
 """How long the child may run after its answer; the task's threads may keep it alive."""

@@ -16,7 +16,7 @@ from trainable.errors import TaskError
 from trainable.find_task import load_task
 from trainable.losses import cross_entropy
 from trainable.task import Data, Task
-from trainable.task_registry import BUILT_IN
+from trainable.task_import import BUILT_IN
 from trainable.testing import check_task
 
 
