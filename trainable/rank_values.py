@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from trainable import rank_waits
 from trainable.averaging import Average
-from trainable.default_evaluation import EvaluationSums, evaluation_sums
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.group_joining import hidden_group
 from trainable.left_out import LeftOut
+from trainable.losses import EvaluationSums, evaluation_sums
 from trainable.object_state import ObjectState
 from trainable.precision import Precision
 from trainable.rank_data import share_of

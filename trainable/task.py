@@ -22,10 +22,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from trainable.config import TrainConfig
-from trainable.default_evaluation import evaluation_sums
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
-from trainable.losses import Weight, cross_entropy
+from trainable.losses import Weight, cross_entropy, evaluation_sums
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
 from trainable.task_import import nearest
