@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trainable.batches import pin
 from trainable.built import summary_of
-from trainable.data import MicroBatches
+from trainable.data import MicroBatches, pin
 from trainable.errors import CheckpointError
 from trainable.object_state import dumps, loads
 from trainable.rank_data import WHOLE, RankShare

@@ -18,9 +18,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from trainable.batches import move
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import MicroBatches, end_loader_with_parent
+from trainable.data import MicroBatches, end_loader_with_parent, move
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.rank_data import share_of

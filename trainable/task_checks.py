@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from trainable.batches import move
-from trainable.data import sample_count
+from trainable.data import move, sample_count
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
 from trainable.forms import (
