@@ -49,6 +49,7 @@ def inspect_config(
     """Build the run that `config` describes, as a trial does, and return its sizes and digests."""
     from trainable.build import build_parts, build_step, check_loop
     from trainable.built import summarise_data
+    from trainable.data import SampledPlan, check_sampler
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
@@ -56,7 +57,6 @@ def inspect_config(
     from trainable.precision import find_device
     from trainable.ranks import FirstRank
     from trainable.rehearsal import rehearse_all
-    from trainable.samplers import SampledPlan, check_sampler
     from trainable.schedule import Schedule
     from trainable.split_sources import check_batch_size_applies, check_steps
     from trainable.stream_checks import check_stream

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainable.data import Plan
+from trainable.data import Plan, SampledPlan
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.ranks import ALIKE_REMEDY, Ranks
 from trainable.reachable import tensor_signature
-from trainable.samplers import SampledPlan
 
 if TYPE_CHECKING:
     from trainable.step import Step

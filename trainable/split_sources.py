@@ -13,13 +13,20 @@ import torch
 
 from trainable.averaging import averaging_plan
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
+from trainable.data import (
+    IndexPlan,
+    Plan,
+    SampledPlan,
+    Source,
+    WindowPlan,
+    open_source,
+    sample_count,
+)
 from trainable.errors import WithoutEffect
 from trainable.rank_data import share_of
 from trainable.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
-from trainable.samplers import SampledPlan
 from trainable.schedule import check_length
 from trainable.splits import is_stream
 from trainable.streams import StreamPlan, open_stream
