@@ -14,8 +14,7 @@ from trainable.built import summary_of
 from trainable.errors import TaskError
 from trainable.rank_data import WHOLE
 from trainable.splits import has_state
-from trainable.stream_reader import StreamReader
-from trainable.streams import StreamSource, stream_name
+from trainable.streams import StreamReader, StreamSource, stream_name
 from trainable.train_state import check_state
 
 _CHECKED = 2
