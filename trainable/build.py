@@ -35,7 +35,6 @@ from trainable.find_task import load_loop, load_task
 from trainable.fingerprint import BUILT, opened_files
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
-from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.loop_context import CustomLoopRank
 from trainable.memory import tensor_fraction
@@ -55,7 +54,7 @@ from trainable.report_plan import ReportPlan
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.shard_files import ShardGroup
-from trainable.split_sources import check_batch_size_applies, open_sources
+from trainable.split_sources import HeldOut, check_batch_size_applies, open_sources
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.generations import RunFiles

@@ -41,7 +41,6 @@ from trainable.diagnostics import (
 from trainable.epoch_start import EpochStart
 from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.health import HealthMonitor
-from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
 from trainable.logged import Log, close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
@@ -52,6 +51,7 @@ from trainable.rank_checks import check_orders_alike, check_weights_alike, order
 from trainable.rank_values import evaluate, means_of_ranks
 from trainable.ranks import Decisions, Ranks
 from trainable.report_plan import ReportPlan
+from trainable.split_sources import HeldOut
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.sums import Sums
 from trainable.task import Batch, Task
