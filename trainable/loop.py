@@ -42,7 +42,7 @@ from trainable.epoch_start import EpochStart
 from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.health import HealthMonitor
 from trainable.hooks import Hooks
-from trainable.logged import Log, close_log, close_run, merge_logged, open_log
+from trainable.logged import Log, Sums, close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.optimizers import evaluated_weights
@@ -53,7 +53,6 @@ from trainable.ranks import Decisions, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.split_sources import HeldOut
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
-from trainable.sums import Sums
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState

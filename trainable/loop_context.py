@@ -20,14 +20,13 @@ from trainable.base_run import BaseRun, RunReport, errors_reach_ranks
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
 from trainable.follower_files import NoCheckpoints, NoHistory
-from trainable.logged import Log
+from trainable.logged import Log, Reduce
 from trainable.loop_group import LoopGroup
 from trainable.precision import device_name
 from trainable.rank_group import RankGroup
 from trainable.ranks import Ranks
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import translate_torch_errors
-from trainable.sums import Reduce
 from trainable.task_code import task_code
 from trainable.train_state import check_state
 

@@ -24,6 +24,7 @@ from trainable.averaging import Average
 from trainable.base_run import describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.frozen_base import FrozenBase, completed
+from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState, run_objects
 from trainable.optimizer_state import OptimizerState
@@ -32,7 +33,6 @@ from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.reachable import signatures_once
 from trainable.schedule import Schedule
-from trainable.sums import Sums, combined
 from trainable.task import Task
 
 if TYPE_CHECKING:

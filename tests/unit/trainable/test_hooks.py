@@ -19,11 +19,10 @@ from trainable.errors import TaskError
 from trainable.export import load_model
 from trainable.first_batches import FirstBatches
 from trainable.hooks import HOOKS
-from trainable.logged import Log
+from trainable.logged import Log, means
 from trainable.metrics_file import read_rows
 from trainable.optimizers import members
 from trainable.rehearsal import rehearse
-from trainable.sums import means
 from trainable.task import Data, Task
 from trainable.task_checks import quick_check
 from trainable.testing import check_task
