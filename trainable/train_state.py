@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from trainable.averaging import Average
 from trainable.base_run import describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.frozen_base import FrozenBase, completed
+from trainable.fingerprint import tensor_digest
 from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState, run_objects
@@ -31,7 +31,7 @@ from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, members, modal_parameters
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
-from trainable.reachable import signatures_once
+from trainable.reachable import signatures_once, tensor_signature
 from trainable.schedule import Schedule
 from trainable.task import Task
 
@@ -427,3 +427,71 @@ def restore_random(state: dict[str, Any]) -> None:
     )
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal.tolist()), gauss))
+
+
+_SHOWN = 3
+
+
+class FrozenBase:
+    """What of a model is as the task built it.
+
+    At each save this reads every frozen tensor once, on its device: torch does not count all
+    writes. It reads nothing in a step.
+    """
+
+    def __init__(self, model: nn.Module, files: Mapping[str, str]) -> None:
+        self._model = model
+        self._files = dict(files)
+        self._built = {name: tensor_signature(value) for name, value in _frozen(model).items()}
+        self._digests: dict[str, str] = {}
+
+    def split(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the entries of a state dict to be saved, and the record of the others."""
+        now = _frozen(self._model)
+        same = {
+            name: value
+            for name, value in now.items()
+            if name in state and self._built.get(name) == tensor_signature(value)
+        }
+        for name in same.keys() - self._digests.keys():
+            self._digests[name] = tensor_digest(same[name])
+        kept = {name: value for name, value in state.items() if name not in same}
+        return kept, {
+            "tensors": {name: self._digests[name] for name in same},
+            "files": self._files,
+        }
+
+
+def completed(
+    model: nn.Module, state: Mapping[str, Any], base: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a saved state dict with the entries that it left out, as the task has built them."""
+    if base is None:
+        return dict(state)
+    found = {k: v for k, v in model.state_dict().items() if k in base["tensors"]}
+    different = [
+        name
+        for name, digest in base["tensors"].items()
+        if not isinstance(found.get(name), Tensor) or tensor_digest(found[name]) != digest
+    ]
+    if different:
+        more = len(different) - _SHOWN
+        listed = ", ".join([*different[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        files = ", ".join(f"{path} (sha256 {one[:12]}...)" for path, one in base["files"].items())
+        raise CheckpointError(
+            f"the checkpoint has only what was trained (checkpoint.parameters: trained), and the "
+            f"task now builds another base than the one it was trained on: {listed}; "
+            + (f"its files were {files}; " if files else "")
+            + "restore the weights from which build_model() took it; a base that is drawn at "
+            "random is another one for each seed and needs checkpoint.parameters: all"
+        )
+    return {**found, **state}
+
+
+def _frozen(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model's state dict that require no gradients."""
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not is_lazy(value) and not value.requires_grad
+    }
