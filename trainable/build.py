@@ -29,7 +29,6 @@ from trainable.checkpoint import CheckpointStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.data import Source
-from trainable.epoch_start import EpochStart
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.fingerprint import BUILT, opened_files
@@ -62,7 +61,7 @@ from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data, set_total_steps
 from trainable.task_import import no_exit
-from trainable.train_state import TrainState
+from trainable.train_state import EpochStart, TrainState
 from trainable.warm_start import with_inheritance
 
 _SHOWN = 3

@@ -38,7 +38,6 @@ from trainable.diagnostics import (
     memory_in_use,
     memory_since_report,
 )
-from trainable.epoch_start import EpochStart
 from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.health import HealthMonitor
 from trainable.hooks import Hooks
@@ -55,7 +54,7 @@ from trainable.split_sources import HeldOut
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
-from trainable.train_state import TrainState
+from trainable.train_state import EpochStart, TrainState
 
 # After this many halvings of the first scale (2**10), the gradient itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40

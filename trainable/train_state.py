@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -22,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average
 from trainable.base_run import describe
+from trainable.data import Source
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.fingerprint import tensor_digest
 from trainable.logged import Sums, combined
@@ -33,11 +35,11 @@ from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.reachable import signatures_once, tensor_signature
 from trainable.schedule import Schedule
-from trainable.task import Task
+from trainable.snapshot import snapshot
+from trainable.task import Batch, Data, Task
 
 if TYPE_CHECKING:
     from trainable.data import Position
-    from trainable.epoch_start import EpochStart
     from trainable.sharding import Layout
 
 FORMAT = 3
@@ -495,3 +497,52 @@ def _frozen(model: nn.Module) -> dict[str, Tensor]:
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, Tensor) and not is_lazy(value) and not value.requires_grad
     }
+
+
+class EpochStart:
+    """Takes and restores the data as they were when the present epoch began."""
+
+    def __init__(self, source: Source, data: Data | None = None) -> None:
+        self._source = source
+        self._built = None
+        if data is not None and source.forks:
+            self._built = ObjectState({"data.train": data.train, "data.collate": data.collate})
+        self._begun: dict[str, Any] = {}
+        self._since: ObjectState | None = None
+        self._windows: Iterator[Iterable[Batch]] | None = None
+
+    def take(self) -> None:
+        """Take the data as they are, right before the loader processes start."""
+        if self._built is not None:
+            with signatures_once():
+                self._begun = snapshot({"begun": self._built.state_dict()})["begun"]
+                self._since = self._built.from_now(lost="a resumed run would lose it")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what had changed when the epoch began, and since; empty if nothing has."""
+        since = {} if self._since is None else self._since.state_dict()
+        return {"begun": self._begun, "since": since} if self._begun or since else {}
+
+    def forget(self) -> None:
+        """Forget the data of an epoch that is over."""
+        self._begun, self._since = {}, None
+
+    def load_state_dict(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
+        """Start the loader processes of an epoch with the data as they were; restore the data.
+
+        To be called with the data as they were built, before anything else of them is restored.
+        """
+        if self._built is None or progress["batch_size"] != self._source.plan.batch_size:
+            return  # the run resumes with other options, and not exactly
+        epoch = progress["epoch"]
+        self._built.load_state_dict(state["begun"])
+        self.take()
+        self._source.resume(epoch, progress["epoch_samples"])
+        windows = iter(self._source.windows(epoch, progress["window"]))
+        self._windows = chain(list(islice(windows, 1)), windows)  # the processes start
+        self._built.load_state_dict(state["since"])
+
+    def windows(self, epoch: int, window: int) -> Iterator[Iterable[Batch]]:
+        """Return the windows of the epoch from `window` on."""
+        started, self._windows = self._windows, None
+        return iter(self._source.windows(epoch, window)) if started is None else started
