@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from trainable.errors import CheckpointError, TaskError
-from trainable.left_out import LeftOut
 from trainable.object_state import ObjectState
 from trainable.ranks import Ranks
 from trainable.seeding import HostRngState
+from trainable.step import LeftOut
 from trainable.train_state import capture_random, check_state, restore_random
 
 _LOST = "evaluate() runs on the first rank alone, and the others cannot be given the change"

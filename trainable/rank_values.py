@@ -15,7 +15,6 @@ from trainable import rank_waits
 from trainable.averaging import Average
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.group_joining import hidden_group
-from trainable.left_out import LeftOut
 from trainable.logged import Sums, combined, fetched, means_of
 from trainable.losses import EvaluationSums, evaluation_sums
 from trainable.object_state import ObjectState
@@ -23,6 +22,7 @@ from trainable.precision import Precision
 from trainable.rank_data import share_of
 from trainable.rank_sync import ChangesOfFirst
 from trainable.ranks import Ranks
+from trainable.step import LeftOut
 from trainable.task import Batch, Task
 
 

@@ -19,7 +19,6 @@ from trainable.config import ClipConfig
 from trainable.data import Source
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
-from trainable.left_out import LeftOut
 from trainable.logged import muted
 from trainable.object_state import ObjectState
 from trainable.optim import Clipper
@@ -28,7 +27,7 @@ from trainable.rank_checks import check_trained_alike
 from trainable.ranks import Ranks
 from trainable.seeding import seeded
 from trainable.sharding import Layout, is_sharded, local_part, sharded_parameters, sharded_units
-from trainable.step import Step
+from trainable.step import LeftOut, Step
 from trainable.streams import StreamSource
 from trainable.task import Batch, Task
 
