@@ -15,7 +15,7 @@ from torch import nn
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import Plan, SampledPlan, WindowPlan
 from trainable.errors import ConfigError
-from trainable.rank_data import RankShare
+from trainable.ranks import RankShare
 from trainable.streams import StreamPlan
 
 _KEY = "train.sync_batch_norm"

@@ -42,7 +42,7 @@ from trainable import heartbeat
 from trainable.config import LoaderConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.parent_death import end_with_parent
-from trainable.rank_data import WHOLE, RankShare
+from trainable.ranks import WHOLE, RankShare
 from trainable.seeding import (
     HostRngState,
     derive_seed,

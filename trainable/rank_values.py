@@ -19,9 +19,8 @@ from trainable.logged import Sums, combined, fetched, means_of
 from trainable.losses import EvaluationSums, evaluation_sums
 from trainable.object_state import ObjectState
 from trainable.precision import Precision
-from trainable.rank_data import share_of
 from trainable.rank_sync import ChangesOfFirst
-from trainable.ranks import Ranks
+from trainable.ranks import Ranks, share_of
 from trainable.step import LeftOut
 from trainable.task import Batch, Task
 

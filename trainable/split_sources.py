@@ -24,9 +24,8 @@ from trainable.data import (
     sample_count,
 )
 from trainable.errors import WithoutEffect
-from trainable.rank_data import share_of
 from trainable.rank_values import evaluates_in_parts
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALONE, Ranks, share_of
 from trainable.report_plan import ReportPlan
 from trainable.schedule import check_length
 from trainable.seeding import derive_seed, set_seed

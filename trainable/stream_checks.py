@@ -12,7 +12,7 @@ from typing import Any
 
 from trainable.built import summary_of
 from trainable.errors import TaskError
-from trainable.rank_data import WHOLE
+from trainable.ranks import WHOLE
 from trainable.splits import has_state
 from trainable.streams import StreamReader, StreamSource, stream_name
 from trainable.train_state import check_state

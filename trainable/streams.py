@@ -25,8 +25,7 @@ from trainable.data import MicroBatches, end_loader_with_parent, move, pin
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.object_state import dumps, loads
-from trainable.rank_data import WHOLE, RankShare, share_of
-from trainable.ranks import ALIKE_REMEDY, ALONE, Ranks
+from trainable.ranks import ALIKE_REMEDY, ALONE, WHOLE, Ranks, RankShare, share_of
 from trainable.seeding import (
     HostRngState,
     derive_seed,
