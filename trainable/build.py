@@ -45,7 +45,7 @@ from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, find_device, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_group import RankGroup
-from trainable.rank_sync import build_alike
+from trainable.rank_values import build_alike
 from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks, check_dealt
 from trainable.report_plan import ReportPlan
