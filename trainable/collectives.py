@@ -25,6 +25,7 @@ from torch._C import _distributed_c10d as _c10d
 
 from trainable import rank_waits
 from trainable.errors import RankLost, TrainingError
+from trainable.exception_text import as_error, as_note
 from trainable.group_joining import (
     JoinedGroup,
     end_default_group,
@@ -32,7 +33,6 @@ from trainable.group_joining import (
     interface_of,
     replace_default_group,
 )
-from trainable.rank_errors import as_error, as_note
 
 _WITHOUT_END = timedelta(seconds=rank_waits.WITHOUT_END)
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from trainable import rank_waits
 from trainable.errors import TrainingError
-from trainable.rank_errors import with_causes
+from trainable.exception_text import with_causes
 from trainable.rank_group import RankGroup
 
 

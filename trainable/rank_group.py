@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from trainable import rank_waits
 from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
+from trainable.exception_text import as_error, as_note, is_shared, mark_shared
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group, sees_group
 from trainable.rank_checks import check_trained_alike
-from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
 from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
 

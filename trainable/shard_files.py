@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from redaction.secrets import redact
 from trainable.errors import CheckpointError, StorageError
+from trainable.exception_text import as_system_error, as_system_note
 from trainable.manifest import Generation, Shard, read_verified
-from trainable.rank_errors import as_system_error, as_system_note
 from trainable.sharded_state import SHARDS, Parts, joined
 from trainable.snapshot import parse_state, write_state
 from trainable.storage.generations import Files, remedy, shard_name

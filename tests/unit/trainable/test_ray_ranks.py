@@ -11,8 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from trainable.errors import RankLost
-from trainable.exception_text import failure_of
-from trainable.rank_errors import as_error, as_note
+from trainable.exception_text import as_error, as_note, failure_of
 from trainable.ray_ranks import OtherRanks
 from trainable.trial_run import TrialRun
 
