@@ -5,10 +5,12 @@ What must not live here: what it means for the trial (`ray_adapter.py`).
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from redaction.escapes import printable, visible
 from redaction.secrets import redact, redact_clipped
@@ -159,3 +161,15 @@ def as_system_error(note: dict[str, Any] | None, rank: int) -> OSError | None:
 
 def _below(kind: type[TrainingError]) -> list[type[TrainingError]]:
     return [kind, *(one for direct in kind.__subclasses__() for one in _below(direct))]
+
+
+def exit_with(reason: object, code: int = 1) -> NoReturn:
+    """Write why this process cannot do its work, and end it at once.
+
+    Libraries may write to standard error when the interpreter ends, as nanobind's modules do of
+    leaks; the caller would take that for the reason.
+    """
+    print(reason, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

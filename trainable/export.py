@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
-from trainable.exit_reason import exit_with
+from trainable.exception_text import exit_with
 from trainable.lazy_imports import without_collection
 from trainable.storage.locate import files_at
 

@@ -21,7 +21,7 @@ from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
-from trainable.exit_reason import exit_with
+from trainable.exception_text import exit_with
 from trainable.export import load_model
 from trainable.task_import import prepare_process
 

@@ -40,7 +40,7 @@ from sweeps.view.compare import compare
 from sweeps.view.sweep_status import STATES
 from sweeps.view.usage import usage
 from trainable.errors import StorageError
-from trainable.exit_reason import exit_with
+from trainable.exception_text import exit_with
 from trainable.lazy_imports import without_collection
 from trainable.storage.regular_files import replace_regular
 
