@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, BUILT, COLLATED, differences
-from trainable.parent_death import end_with_parent
+from trainable.lazy_imports import end_with_parent
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.splits import is_stream
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular

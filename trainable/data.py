@@ -41,7 +41,7 @@ from torch.utils.data import (
 from trainable import heartbeat
 from trainable.config import LoaderConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.parent_death import end_with_parent
+from trainable.lazy_imports import end_with_parent
 from trainable.ranks import WHOLE, RankShare
 from trainable.seeding import (
     HostRngState,

@@ -35,8 +35,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainable.lazy_imports import load_training
-from trainable.parent_death import adopt_orphans, end_with_parent
+from trainable.lazy_imports import adopt_orphans, end_with_parent, load_training
 from trainable.seeding import reseed
 from trainable.task_import import ARGUMENTS
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 from redaction.secrets import redact
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
-from trainable.lazy_imports import load_training
-from trainable.parent_death import end_with_parent
+from trainable.lazy_imports import end_with_parent, load_training
 from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from trainable import rank_waits
 from trainable.config import TrialConfig
 from trainable.errors import RankLost, TrainingError
 from trainable.exception_text import as_error, as_note
-from trainable.lazy_imports import load_training
-from trainable.parent_death import end_with_parent
+from trainable.lazy_imports import end_with_parent, load_training
 from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from trainable.config_base import Interval
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
+from trainable.lazy_imports import end_with_parent
 from trainable.loop import Trainer
 from trainable.optim import OWN_LOOP
 from trainable.optimizers import builds_own
-from trainable.parent_death import end_with_parent
 from trainable.seeding import reseed
 from trainable.snapshot import num_bytes
 from trainable.task import Task

@@ -39,8 +39,7 @@ from typing import Any, BinaryIO, NoReturn
 import psutil
 
 from sweeps.engine import worker_launcher
-from trainable.lazy_imports import load_training
-from trainable.parent_death import adopt_orphans, end_with_parent
+from trainable.lazy_imports import adopt_orphans, end_with_parent, load_training
 from trainable.seeding import reseed
 
 WORKER_START = Path(worker_launcher.__file__)
