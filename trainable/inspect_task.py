@@ -58,9 +58,8 @@ def inspect_config(
     from trainable.rehearsal import rehearse_all
     from trainable.schedule import Schedule
     from trainable.split_sources import check_batch_size_applies, check_steps
-    from trainable.stream_checks import check_stream
     from trainable.streams import StreamSource
-    from trainable.task_checks import quick_check
+    from trainable.task_checks import check_stream, quick_check
 
     # before the task is imported here: each of its processes is a fork in which no task has run
     rehearsed = rehearse_all([config, *variants])
