@@ -35,10 +35,9 @@ from trainable.optim import Clipper
 from trainable.seeding import preserved_host_rng
 from trainable.step import Step, translate_torch_errors
 from trainable.task import Batch, Task
-from trainable.task_checks import has_literal, raised
+from trainable.task_checks import Untrained, has_literal, raised
 from trainable.task_code import task_code
 from trainable.train_state import model_state
-from trainable.untrained import Untrained
 
 if TYPE_CHECKING:
     from trainable.build import Parts

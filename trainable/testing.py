@@ -35,9 +35,15 @@ from trainable.seeding import (
 )
 from trainable.splits import is_stream
 from trainable.task import Batch, Data, Samples, Task, check_data, set_total_steps
-from trainable.task_checks import first_batch, is_mean, is_same, no_targets, uncalled_methods
+from trainable.task_checks import (
+    Untrained,
+    first_batch,
+    is_mean,
+    is_same,
+    no_targets,
+    uncalled_methods,
+)
 from trainable.train_state import check_read_back, check_state, model_state
-from trainable.untrained import Untrained
 
 _SAMPLES = 8  # enough for two halves of a batch, and few enough for a large model on a CPU
 _TOTAL_STEPS = 100
