@@ -25,14 +25,13 @@ from trainable.batch_norm import (
     synchronize_batch_norm,
 )
 from trainable.built import Summary, check_built, summarise
-from trainable.checkpoint import CheckpointStore, check_owner
+from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.fingerprint import BUILT, opened_files
-from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
 from trainable.loop import Trainer
 from trainable.loop_context import CustomLoopRank

@@ -16,7 +16,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from functools import partial
@@ -30,6 +30,7 @@ from trainable.errors import (
     AllCheckpointsDamaged,
     CheckpointError,
     ForeignCheckpoint,
+    RankLost,
     StorageError,
     TrainingError,
 )
@@ -43,6 +44,7 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
+from trainable.metrics_file import History, Row
 from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.storage.generations import STATE, Files, remedy
 from trainable.storage.locate import files_of
@@ -532,3 +534,64 @@ def _parse(
     from trainable.shard_files import noted_state, whole_state
 
     return (noted_state if in_shards else whole_state)(files, generation, content)
+
+
+class FollowerStore(CheckpointStore):
+    """What both kinds of stores have: the first rank decides when all save."""
+
+    def observe(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Hand over the state for the first rank's observer."""
+        del step
+        state()
+
+    def is_due(self, **_: Any) -> bool:
+        """Return False: the first rank decides."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+        return False
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self.wait()
+
+
+class NoCheckpoints(FollowerStore):
+    """Saves nothing; hands this rank's state to the first rank when that one saves."""
+
+    def save(self, state: Callable[[], dict[str, Any]], **_: Any) -> None:
+        """Hand over the state for the first rank's checkpoint."""
+        state()
+
+
+class ShardStore(FollowerStore):
+    """Writes this rank's shard in the background when the first rank saves a sharded state."""
+
+    def _commit(
+        self,
+        name: str,
+        flat_state: dict[str, Any],
+        write_shards: Callable[[Parts], tuple[Shard, ...]],
+        **_: Any,
+    ) -> None:
+        del name
+        with contextlib.suppress(RankLost, OSError):  # the first rank knows what is written
+            write_shards(unflat(flat_state)[1])
+
+
+class NoHistory(History):
+    """Writes no rows."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Do nothing."""
+
+    def append_logged(self, step: int, rows: Sequence[Row]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 from trainable import rank_waits
 from trainable.base_run import BaseRun, RunReport, errors_reach_ranks
+from trainable.checkpoint import NoCheckpoints, NoHistory
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
-from trainable.follower_files import NoCheckpoints, NoHistory
 from trainable.logged import Log, Reduce
 from trainable.loop_group import LoopGroup
 from trainable.precision import device_name
