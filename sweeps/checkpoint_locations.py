@@ -18,9 +18,9 @@ from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.manifest import best_first
-from trainable.storage.durable import probe_directory
 from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_of
+from trainable.storage.regular_files import probe_directory
 
 if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary

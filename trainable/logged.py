@@ -26,8 +26,7 @@ from torch import Tensor
 from trainable.base_run import MAX_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
 from trainable.metrics_file import ARTIFACTS, NOTED, Row, read_logged
-from trainable.storage.durable import replace_file
-from trainable.storage.regular_files import LARGEST_TEXT, read_regular
+from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_file
 
 MAX_NAMES = 200
 _MAX_LENGTH = 200

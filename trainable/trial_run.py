@@ -31,7 +31,7 @@ from trainable.exception_text import failure_of
 from trainable.lazy_imports import load_training
 from trainable.memory import finer_accumulation
 from trainable.rank_run import RankOrder, import_task, logged, open_log, set_interop_threads
-from trainable.storage.durable import make_directory
+from trainable.storage.regular_files import make_directory
 from trainable.trial_log import TRIAL_LOG, DescriptorOutput, TrialLog
 
 OBJECTIVE = "objective"

@@ -38,7 +38,7 @@ from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
 from trainable.metrics_file import Row, logged_files, read_logged, read_rows
 from trainable.ray_adapter import OBJECTIVE
-from trainable.storage.durable import sync_file
+from trainable.storage.regular_files import sync_file
 
 
 @dataclass(frozen=True)

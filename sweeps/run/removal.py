@@ -29,7 +29,7 @@ from sweeps.tracker import find_tracker
 from sweeps.view.disk_usage import directory_usage, objects_prefix, sweep_objects
 from sweeps.view.sweep_status import UnknownSweep
 from tracking.outbox_status import read_outbox
-from trainable.storage.durable import make_directory, sync_directory
+from trainable.storage.regular_files import make_directory, sync_directory
 
 
 @dataclass

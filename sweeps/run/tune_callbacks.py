@@ -59,8 +59,7 @@ from sweeps.spec.trial_run import TrialSeed
 from sweeps.view.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.checkpoint import Generation
-from trainable.storage.durable import make_directory
-from trainable.storage.regular_files import replace_regular
+from trainable.storage.regular_files import make_directory, replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _AT_FIRST = {SIGNALS: [], LACKS_MODEL: False}

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
 
-from trainable.storage.durable import make_directory, sync_directory, sync_open_file
 from trainable.storage.generations import (
     MANIFEST,
     MISSING,
@@ -30,7 +29,15 @@ from trainable.storage.generations import (
     reading,
     unused_name,
 )
-from trainable.storage.regular_files import LARGEST_NOTE, UNLIMITED, IrregularFile, read_regular
+from trainable.storage.regular_files import (
+    LARGEST_NOTE,
+    UNLIMITED,
+    IrregularFile,
+    make_directory,
+    read_regular,
+    sync_directory,
+    sync_open_file,
+)
 
 _WRITER = ".writing-"
 _NEW, _REMOVED, _DAMAGED = "new-", "gone-", "damaged-"

@@ -11,8 +11,8 @@ from typing import BinaryIO
 import pytest
 
 from trainable.metrics_file import History, Row
-from trainable.storage.durable import make_directory, replace_file, sync_file
 from trainable.storage.local import LocalFiles
+from trainable.storage.regular_files import make_directory, replace_file, sync_file
 
 
 class Disk:
