@@ -18,7 +18,7 @@ from trainable import trial_run
 from trainable.errors import RankLost
 from trainable.forked_process import ForkedProcess, template_command
 from trainable.lazy_imports import without_collection
-from trainable.raylet_watch import exit_with_raylet
+from trainable.ray_ranks import exit_with_raylet
 from trainable.task_import import prepare_process
 from trainable.trial_run import OBJECTIVE as OBJECTIVE
 from trainable.trial_run import OBJECTIVES as OBJECTIVES

@@ -11,6 +11,10 @@ do not need; and how ranks exchange (`rank_group.py`).
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +27,6 @@ from trainable import rank_waits
 from trainable.errors import RankLost
 from trainable.forked_process import ForkedProcess, template_command
 from trainable.rank_run import RankOrder
-from trainable.raylet_watch import exit_with_raylet
 from trainable.task_import import prepare_process
 
 _LOOPBACK = "127.0.0.1"
@@ -177,3 +180,27 @@ def _loss(rank: int, lost: RayError) -> RankLost:
     error = RankLost(f"the process of rank {rank} was lost: {lost}")
     error.actor_id = getattr(lost, "actor_id", None)  # type: ignore[attr-defined]
     return error
+
+
+_POLL_SECONDS, _GRACE_SECONDS = 2.0, 10.0
+"""How often a worker checks its raylet, and how long Ray then has to end the worker itself."""
+
+
+@functools.cache
+def exit_with_raylet() -> None:
+    """Exit after the raylet of this process; do nothing in a process that is no Ray worker."""
+    pid = os.environ.get("RAY_RAYLET_PID")  # not always the parent process
+    if pid is None:
+        return
+    import psutil  # installed with Ray
+
+    raylet = psutil.Process(int(pid))
+
+    def watch() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(_POLL_SECONDS)
+        time.sleep(_GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="raylet", daemon=True).start()

@@ -586,5 +586,5 @@ def test_results_of_a_trainable() -> None:
     with relied_on("ray.tune.result", ADAPTER):
         assert _find("ray.tune.result.DONE") == "done"
         assert _find("ray.tune.result.SHOULD_CHECKPOINT") == "should_checkpoint"
-    with relied_on("RAY_RAYLET_PID", "trainable/raylet_watch.py"):
+    with relied_on("RAY_RAYLET_PID", "trainable/ray_ranks.py"):
         assert "RAY_RAYLET_PID" in _find("ray._private.ray_constants").RAY_INTERNAL_FLAGS

@@ -6,7 +6,7 @@ has one line that says why. `tests/contract/test_ray_compat.py` asserts what eac
 on, and `docs/internals/ray-compatibility.md` lists them.
 
 Two files outside this package also use private parts of Ray, because they must not import it:
-`worker_launcher`, which every worker runs before anything else, and `trainable.raylet_watch`. What
+`worker_launcher`, which every worker runs before anything else, and `trainable.ray_ranks`. What
 must not live here: a decision about trials or sweeps.
 """
 

@@ -375,9 +375,9 @@ def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
 
 WORKER = """
 import time
-from trainable import raylet_watch
-raylet_watch._POLL_SECONDS, raylet_watch._GRACE_SECONDS = 0.05, 0.1
-raylet_watch.exit_with_raylet()
+from trainable import ray_ranks
+ray_ranks._POLL_SECONDS, ray_ranks._GRACE_SECONDS = 0.05, 0.1
+ray_ranks.exit_with_raylet()
 print("ready", flush=True)
 time.sleep(60)
 """
