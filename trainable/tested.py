@@ -10,8 +10,14 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from trainable.config import TrialConfig
 from trainable.metrics_file import CurveDamaged, Row
-from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular
+from trainable.storage.regular_files import (
+    LARGEST_TEXT,
+    IrregularFile,
+    read_regular,
+    replace_regular,
+)
 
 TESTED = "test.jsonl"
 PREFIX = "test/"
@@ -94,3 +100,53 @@ def tested_rows(directory: Path) -> list[Row]:
         return [one.row for one in read_tested(directory)]
     except CurveDamaged:
         return []
+
+
+EARLIER = "earlier.jsonl"
+
+
+class EarlierConfig(NamedTuple):
+    """A configuration that a run no longer has."""
+
+    until: int
+    """The step after which the next configuration applied."""
+    config: TrialConfig
+
+
+def read_earlier(directory: Path) -> list[EarlierConfig]:
+    """Return the earlier configurations of the run in a directory, the oldest first."""
+    path = directory / EARLIER
+    try:
+        lines = read_regular(path, LARGEST_TEXT).decode().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [
+            EarlierConfig(int(one["until"]), TrialConfig.model_validate(one["config"]))
+            for one in found
+        ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except IrregularFile as error:
+        raise CurveDamaged(str(error)) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CurveDamaged(
+            f"{path} is damaged ({type(error).__name__}: {error}); it has the configurations that "
+            "the run had before its present one, for `sweep reproduce`; restore it from a backup, "
+            "or remove it"
+        ) from error
+
+
+def add_earlier(directory: Path, until: int, config: TrialConfig) -> None:
+    """Record that a run resumes from a step with another configuration than before."""
+    kept: list[EarlierConfig] = []
+    for end, before in (*read_earlier(directory), EarlierConfig(until, config)):
+        end = min(end, until)
+        if end > (kept[-1].until if kept else 0):
+            kept.append(EarlierConfig(end, before))
+    if not kept:  # everything is trained again
+        (directory / EARLIER).unlink(missing_ok=True)
+        return
+    lines = (
+        json.dumps({"until": one.until, "config": one.config.model_dump(mode="json")})
+        for one in kept
+    )
+    replace_regular(directory / EARLIER, "".join(f"{line}\n" for line in lines).encode())

@@ -25,13 +25,13 @@ from typing import Any
 
 from trainable import fork_template, heartbeat, rank_waits
 from trainable.config import TrialConfig
-from trainable.earlier_configs import add_earlier
 from trainable.errors import OutOfMemory, RankLost, StorageError
 from trainable.exception_text import failure_of
 from trainable.lazy_imports import load_training
 from trainable.memory import finer_accumulation
 from trainable.rank_run import RankOrder, import_task, logged, open_log, set_interop_threads
 from trainable.storage.regular_files import make_directory
+from trainable.tested import add_earlier
 from trainable.trial_log import TRIAL_LOG, DescriptorOutput, TrialLog
 
 OBJECTIVE = "objective"

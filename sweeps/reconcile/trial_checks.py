@@ -23,7 +23,6 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
-from trainable.earlier_configs import EARLIER, read_earlier
 from trainable.errors import StorageError
 from trainable.fingerprint import BUILT
 from trainable.manifest import Generation, describe_damage, read_manifest, read_state
@@ -39,7 +38,7 @@ from trainable.metrics_file import (
     read_rows,
 )
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
-from trainable.tested import TESTED, read_tested
+from trainable.tested import EARLIER, TESTED, read_earlier, read_tested
 
 _BACKUP = "restore it from a backup"
 _UNUSED = (
