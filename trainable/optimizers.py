@@ -85,13 +85,13 @@ def combine(built: object, model: nn.Module, peak: float) -> torch.optim.Optimiz
     found = [built] if isinstance(built, torch.optim.Optimizer) else built
     if not isinstance(found, list | tuple) or not found:
         raise TaskError(
-            f"build_optimizer() returned {_described(built)}; it must return a "
+            f"build_optimizer() returned {_described_value(built)}; it must return a "
             "torch.optim.Optimizer or a list of them"
         )
     for one in found:
         if not isinstance(one, torch.optim.Optimizer):
             raise TaskError(
-                f"build_optimizer() returned a list with {_described(one)}; it must hold "
+                f"build_optimizer() returned a list with {_described_value(one)}; it must hold "
                 "torch.optim.Optimizer objects only"
             )
         if (why := unusable(one)) is not None:
@@ -104,7 +104,7 @@ def combine(built: object, model: nn.Module, peak: float) -> torch.optim.Optimiz
     return cast("torch.optim.Optimizer", CombinedOptimizer(found))
 
 
-def _described(value: object) -> str:
+def _described_value(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
@@ -157,7 +157,7 @@ def evaluated_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         yield
         return
     modal = [one for one in members(optimizer) if _switches(one)]
-    parameters = list(_parameters(modal))
+    parameters = list(_parameters_of(modal))
     kept = [p.detach().clone() for p in parameters]
     for one in modal:
         one.eval()  # type: ignore[attr-defined]
@@ -172,10 +172,10 @@ def evaluated_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def modal_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the parameters whose evaluated weights differ from the trained ones."""
-    return list(_parameters(one for one in members(optimizer) if _switches(one)))
+    return list(_parameters_of(one for one in members(optimizer) if _switches(one)))
 
 
-def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
+def _parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
     for one in optimizers:
         for group in one.param_groups:
             yield from group["params"]

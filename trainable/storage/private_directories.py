@@ -76,7 +76,7 @@ def _open(
     place, links = Path("/"), 0
     current = os.open("/", _FLAGS | os.O_DIRECTORY)
     try:
-        _check(place, os.fstat(current), trust_groups=trust_groups, links_only=links_only)
+        _check_directory(place, os.fstat(current), trust_groups=trust_groups, links_only=links_only)
         while names:
             name = names.pop()
             try:
@@ -107,7 +107,7 @@ def _open(
             os.close(current)
             current = deeper
             place = place.parent if name == ".." else place / name
-            _check(place, found, trust_groups=trust_groups, links_only=links_only)
+            _check_directory(place, found, trust_groups=trust_groups, links_only=links_only)
         found, checked = os.fstat(current), not (sticky or links_only)
         if checked and (who := _open_to(found, trust_groups=trust_groups)):
             raise _is_open(place, found, who)
@@ -125,7 +125,7 @@ def is_ours(owner: int) -> bool:
     return owner in (os.geteuid(), 0)
 
 
-def _check(place: Path, found: os.stat_result, *, trust_groups: bool, links_only: bool) -> None:
+def _check_directory(place: Path, found: os.stat_result, *, trust_groups: bool, links_only: bool) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
     if links_only:
