@@ -39,8 +39,7 @@ from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
-from trainable.optim import Clipper, check_groups, normalize_groups
-from trainable.optimizers import modal_parameters, optimizer_of
+from trainable.optim import Clipper, check_groups, modal_parameters, normalize_groups, optimizer_of
 from trainable.precision import Precision, find_device, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_group import RankGroup

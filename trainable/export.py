@@ -132,7 +132,7 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     from trainable.averaging import load_average
     from trainable.build import build_parts
     from trainable.find_task import load_loop
-    from trainable.optimizers import builds_own, optimizer_of
+    from trainable.optim import builds_own, optimizer_of
     from trainable.train_state import completed, load_model_state
 
     if load_loop(config.task.name) is not None:

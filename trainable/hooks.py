@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trainable.errors import TaskError
 from trainable.logged import Log
-from trainable.optimizers import members
+from trainable.optim import members
 from trainable.rank_values import random_of_first
 from trainable.ranks import ALONE, Ranks
 from trainable.seeding import derive_seed, seeded

@@ -52,7 +52,7 @@ def inspect_config(
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
-    from trainable.optimizers import builds_own
+    from trainable.optim import builds_own
     from trainable.precision import find_device
     from trainable.ranks import FirstRank
     from trainable.rehearsal import rehearse_all

@@ -43,8 +43,7 @@ from trainable.health import HealthMonitor
 from trainable.hooks import Hooks
 from trainable.logged import Log, Sums, close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
-from trainable.optim import Scalar, applied_lr
-from trainable.optimizers import evaluated_weights
+from trainable.optim import Scalar, applied_lr, evaluated_weights
 from trainable.precision import Precision, device_name
 from trainable.rank_checks import check_orders_alike, check_weights_alike, order_of, weight_norms
 from trainable.rank_values import evaluate, means_of_ranks

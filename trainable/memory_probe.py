@@ -20,7 +20,7 @@ from trainable.errors import OutOfMemory
 from trainable.hooks import Hooks
 from trainable.logged import collecting
 from trainable.memory import CONTEXT_BYTES, release_memory
-from trainable.optimizers import evaluated_weights
+from trainable.optim import evaluated_weights
 from trainable.step import Step, translate_torch_errors
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainable.optimizers import CombinedOptimizer, members
+from trainable.optim import CombinedOptimizer, members
 
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
 """Options that this project adds to an optimizer's parameter groups."""

@@ -37,8 +37,7 @@ from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, 
 from trainable.find_task import load_loop
 from trainable.lazy_imports import end_with_parent
 from trainable.loop import Trainer
-from trainable.optim import OWN_LOOP
-from trainable.optimizers import builds_own
+from trainable.optim import OWN_LOOP, builds_own
 from trainable.seeding import reseed
 from trainable.snapshot import num_bytes
 from trainable.task import Task

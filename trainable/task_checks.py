@@ -45,8 +45,7 @@ from trainable.forms import (
     wrong_type,
 )
 from trainable.hooks import check_hooks
-from trainable.optim import Scalar
-from trainable.optimizers import builds_own
+from trainable.optim import Scalar, builds_own
 from trainable.ranks import WHOLE
 from trainable.reachable import by_attributes, kind_of
 from trainable.seeding import HostRngState, preserved_host_rng

@@ -24,8 +24,7 @@ from trainable.hooks import Hooks, check_hooks
 from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState, run_objects
-from trainable.optim import Scalar, normalize_groups
-from trainable.optimizers import builds_own, optimizer_of
+from trainable.optim import Scalar, builds_own, normalize_groups, optimizer_of
 from trainable.seeding import (
     HostRngState,
     derive_seed,

@@ -375,7 +375,7 @@ def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
     """Return the facts that are printed before a sweep, without the warnings."""
     from trainable.inspect_task import measure
     from trainable.loop import Trainer
-    from trainable.optimizers import builds_own
+    from trainable.optim import builds_own
     from trainable.rehearsal import is_unusual
 
     if not isinstance(trainer, Trainer):

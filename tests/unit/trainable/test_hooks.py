@@ -21,7 +21,7 @@ from trainable.first_batches import FirstBatches
 from trainable.hooks import HOOKS
 from trainable.logged import Log, means
 from trainable.metrics_file import read_rows
-from trainable.optimizers import members
+from trainable.optim import members
 from trainable.rehearsal import rehearse
 from trainable.task import Data, Task
 from trainable.task_checks import quick_check

@@ -22,8 +22,7 @@ from trainable.config import (
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.export import export_weights
 from trainable.inspect_task import inspect_config
-from trainable.optim import build_optimizer, normalize_groups
-from trainable.optimizers import evaluated_weights
+from trainable.optim import build_optimizer, evaluated_weights, normalize_groups
 from trainable.task import decay_groups
 
 _OF_TORCH = ("adadelta", "adagrad", "adamax", "asgd", "muon", "nadam", "radam", "rmsprop", "rprop")

@@ -14,7 +14,7 @@ from trainable.build import build_parts, build_step
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TaskError
 from trainable.first_batches import FirstBatches
-from trainable.optimizers import builds_own
+from trainable.optim import builds_own
 from trainable.task import Data, Task
 from trainable.testing import check_task
 
