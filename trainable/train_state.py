@@ -29,8 +29,7 @@ from trainable.fingerprint import tensor_digest
 from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState, run_objects
-from trainable.optim import evaluated_weights, members, modal_parameters
-from trainable.optimizer_state import OptimizerState
+from trainable.optim import OptimizerState, evaluated_weights, members, modal_parameters
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.reachable import signatures_once, tensor_signature
