@@ -30,8 +30,7 @@ from torch.nn.parameter import is_lazy
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.compare_states import StateDifference, state_differences
-from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig, TrialConfig, is_own
-from trainable.config_base import Interval
+from trainable.config import OPTIMIZER_DEFAULTS, Interval, OptimizerConfig, TrialConfig, is_own
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop

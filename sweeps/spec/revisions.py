@@ -28,7 +28,7 @@ from sweeps.paths import FORMAT
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.yaml_scalars import write_flow
-from trainable.config_base import Section
+from trainable.config import Section
 from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
