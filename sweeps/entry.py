@@ -61,7 +61,7 @@ def _keep_directory_off_path() -> None:
 
 def _named_directory(entry: str, here: str) -> str | None:
     """Return an entry of PYTHONPATH as an absolute path; None if it is left out."""
-    from trainable.storage.private_directories import NotPrivate, private_directory
+    from trainable.private_files import NotPrivate, private_directory
 
     if os.path.isabs(entry):
         return entry

@@ -45,10 +45,10 @@ from trainable.manifest import (
     read_state,
 )
 from trainable.metrics_file import History, Row
+from trainable.private_files import is_ours
 from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.storage.generations import STATE, Files, remedy
 from trainable.storage.locate import files_of
-from trainable.storage.private_directories import is_ours
 
 if TYPE_CHECKING:
     from trainable.shard_files import ShardGroup

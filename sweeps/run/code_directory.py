@@ -18,7 +18,7 @@ from sweeps.errors import UserError
 from sweeps.paths import leave_directory
 from sweeps.store_access import check_owner
 from sweeps.view.sweep_status import SweepStatus
-from trainable.storage.private_directories import NotPrivate, private_directory
+from trainable.private_files import NotPrivate, private_directory
 
 
 def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
