@@ -25,7 +25,7 @@ from typing import IO
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
 from tracking.lock_holders import lock_holders, user_name
-from trainable.storage.regular_files import (
+from trainable.store.regular_files import (
     LARGEST_NOTE,
     make_directory,
     open_regular,

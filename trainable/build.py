@@ -31,34 +31,34 @@ from trainable.custom_loop import CustomLoop
 from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
-from trainable.fingerprint import BUILT, opened_files
 from trainable.group_joining import hidden_group
 from trainable.loop import Trainer
 from trainable.loop_context import CustomLoopRank
 from trainable.memory import tensor_fraction
-from trainable.metrics_file import History, read_rows
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
 from trainable.optim import Clipper, check_groups, modal_parameters, normalize_groups, optimizer_of
+from trainable.parallel.rank_checks import check_built_alike
+from trainable.parallel.rank_group import RankGroup
+from trainable.parallel.rank_values import build_alike
 from trainable.precision import Precision, find_device, resolve_precision
-from trainable.rank_checks import check_built_alike
-from trainable.rank_group import RankGroup
-from trainable.rank_values import build_alike
 from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks, check_dealt
 from trainable.report_plan import ReportPlan
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.shard_files import ShardGroup
 from trainable.split_sources import HeldOut, check_batch_size_applies, open_sources
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
-from trainable.storage.generations import RunFiles
-from trainable.storage.locate import files_at, files_of
+from trainable.store.generations import RunFiles
+from trainable.store.locate import files_at, files_of
+from trainable.store.metrics_file import History, read_rows
+from trainable.store.shard_files import ShardGroup
 from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data, set_total_steps
-from trainable.task_import import no_exit
 from trainable.train_state import EpochStart, TrainState
+from trainable.user_code.fingerprint import BUILT, opened_files
+from trainable.user_code.task_import import no_exit
 from trainable.warm_start import with_inheritance
 
 _SHOWN = 3
@@ -433,7 +433,7 @@ def _prepared(
         make_buffers_writable(built)  # further ranks copy the first one's values into them
     if config.train.sharding == "none":
         return prepare_model(built.to(device), config.train)
-    from trainable.sharding import check_shardable, shard_model  # takes a second
+    from trainable.parallel.sharding import check_shardable, shard_model  # takes a second
 
     check_shardable(config, task, built, precision.name)
     if not isinstance(ranks, RankGroup):  # it is not trained here
@@ -473,7 +473,7 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
         "ranks": ranks,
     }
     if config.sharding == "fsdp" and isinstance(ranks, RankGroup):
-        from trainable.sharded_step import ShardedStep  # takes a second
+        from trainable.parallel.sharded_step import ShardedStep  # takes a second
 
         return ShardedStep(**made, clip=config.clip, val=parts.val)
     return Step(**made, clipper=Clipper(config.clip))

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 from redaction.secrets import redact
-from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import (
     AllCheckpointsDamaged,
@@ -34,7 +33,9 @@ from trainable.errors import (
     StorageError,
     TrainingError,
 )
-from trainable.manifest import (
+from trainable.store.generations import STATE, Files, remedy
+from trainable.store.locate import files_of
+from trainable.store.manifest import (
     Generation,
     Pointer,
     Shard,
@@ -44,15 +45,14 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
-from trainable.metrics_file import History, Row
-from trainable.private_files import is_ours
-from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
-from trainable.storage.generations import STATE, Files, remedy
-from trainable.storage.locate import files_of
+from trainable.store.metrics_file import History, Row
+from trainable.store.private_files import is_ours
+from trainable.store.sharded_state import SHARDS, Parts, flat, flat_key, unflat
+from trainable.watch import heartbeat
 
 if TYPE_CHECKING:
-    from trainable.shard_files import ShardGroup
-    from trainable.snapshot import Snapshots
+    from trainable.store.shard_files import ShardGroup
+    from trainable.store.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer"]
 
@@ -342,7 +342,9 @@ class CheckpointStore:
         heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
-            from trainable.snapshot import Snapshots  # imports torch, which readers do not need
+            from trainable.store.snapshot import (
+                Snapshots,  # imports torch, which readers do not need
+            )
 
             self._snapshots = Snapshots()
         taken = flat(state())
@@ -438,7 +440,7 @@ class CheckpointStore:
         value: float | None,
     ) -> None:
         """Write a generation; runs in the background thread."""
-        from trainable.snapshot import num_bytes
+        from trainable.store.snapshot import num_bytes
 
         name = begun[0] or self._files.unused(step)
         shards = partial(self._shards, begun[1])
@@ -475,7 +477,7 @@ class CheckpointStore:
         value: float | None,
     ) -> None:
         """Commit a generation, and remove those no longer kept."""
-        from trainable.snapshot import write_state
+        from trainable.store.snapshot import write_state
 
         committed: list[Generation] = []
 
@@ -531,7 +533,7 @@ def _parse(
     files: Files, generation: Generation, content: bytes, *, in_shards: bool = False
 ) -> dict[str, Any]:
     # Imports torch: reading manifests alone does not need it.
-    from trainable.shard_files import noted_state, whole_state
+    from trainable.store.shard_files import noted_state, whole_state
 
     return (noted_state if in_shards else whole_state)(files, generation, content)
 

@@ -38,10 +38,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainable import heartbeat
 from trainable.config import LoaderConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.lazy_imports import end_with_parent
+from trainable.process_start import end_with_parent
 from trainable.ranks import WHOLE, RankShare
 from trainable.seeding import (
     HostRngState,
@@ -52,7 +51,8 @@ from trainable.seeding import (
 )
 from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
-from trainable.task_code import data_code
+from trainable.user_code.task_code import data_code
+from trainable.watch import heartbeat
 
 # Tensors move to the accelerator if they fit into this share of the memory free for this process.
 _RESIDENT_SHARE = 0.25

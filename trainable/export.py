@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
-from trainable.exception_text import exit_with
-from trainable.lazy_imports import without_collection
-from trainable.storage.locate import files_at
+from trainable.failures import exit_with
+from trainable.process_start import without_collection
+from trainable.store.locate import files_at
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainable.metrics_file import Row, read_resumptions, read_rows
+from trainable.store.metrics_file import Row, read_resumptions, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainable.errors import ConfigError
 from trainable.task import Task, describe_kind
-from trainable.task_import import import_module, nearest, resolve_task_name
+from trainable.user_code.task_import import import_module, nearest, resolve_task_name
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:

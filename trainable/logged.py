@@ -25,8 +25,8 @@ from torch import Tensor
 
 from trainable.base_run import MAX_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
-from trainable.metrics_file import ARTIFACTS, NOTED, Row, read_logged
-from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_file
+from trainable.store.metrics_file import ARTIFACTS, NOTED, Row, read_logged
+from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_file
 
 MAX_NAMES = 200
 _MAX_LENGTH = 200

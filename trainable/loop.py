@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
@@ -31,29 +30,35 @@ from trainable.base_run import (
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
 from trainable.data import Plan, Source
-from trainable.diagnostics import (
+from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
+from trainable.hooks import Hooks
+from trainable.logged import Log, Sums, close_log, close_run, merge_logged, open_log
+from trainable.optim import Scalar, applied_lr, evaluated_weights
+from trainable.parallel.rank_checks import (
+    check_orders_alike,
+    check_weights_alike,
+    order_of,
+    weight_norms,
+)
+from trainable.parallel.rank_values import evaluate, means_of_ranks
+from trainable.precision import Precision, device_name
+from trainable.ranks import Decisions, Ranks
+from trainable.report_plan import ReportPlan
+from trainable.split_sources import HeldOut
+from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
+from trainable.store.metrics_file import History, Row
+from trainable.task import Batch, Task
+from trainable.train_state import EpochStart, TrainState
+from trainable.user_code.task_code import task_code
+from trainable.watch import heartbeat
+from trainable.watch.diagnostics import (
     DeviceTime,
     LayerNorms,
     Throughput,
     memory_in_use,
     memory_since_report,
 )
-from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
-from trainable.health import HealthMonitor
-from trainable.hooks import Hooks
-from trainable.logged import Log, Sums, close_log, close_run, merge_logged, open_log
-from trainable.metrics_file import History, Row
-from trainable.optim import Scalar, applied_lr, evaluated_weights
-from trainable.precision import Precision, device_name
-from trainable.rank_checks import check_orders_alike, check_weights_alike, order_of, weight_norms
-from trainable.rank_values import evaluate, means_of_ranks
-from trainable.ranks import Decisions, Ranks
-from trainable.report_plan import ReportPlan
-from trainable.split_sources import HeldOut
-from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
-from trainable.task import Batch, Task
-from trainable.task_code import task_code
-from trainable.train_state import EpochStart, TrainState
+from trainable.watch.health import HealthMonitor
 
 # After this many halvings of the first scale (2**10), the gradient itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40

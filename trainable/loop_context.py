@@ -21,14 +21,14 @@ from trainable.checkpoint import NoCheckpoints, NoHistory
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
 from trainable.logged import Log, Reduce
-from trainable.loop_group import LoopGroup
+from trainable.parallel.loop_group import LoopGroup
+from trainable.parallel.rank_group import RankGroup
 from trainable.precision import device_name
-from trainable.rank_group import RankGroup
 from trainable.ranks import Ranks
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import translate_torch_errors
-from trainable.task_code import task_code
 from trainable.train_state import check_state
+from trainable.user_code.task_code import task_code
 
 Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
 Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]

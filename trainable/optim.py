@@ -33,8 +33,8 @@ from trainable.config import OPTIMIZER_DEFAULTS, ClipConfig, OptimizerConfig, Tr
 from trainable.errors import ConfigError, TaskError
 from trainable.group_joining import hidden_group
 from trainable.task import Task
-from trainable.task_code import task_code
-from trainable.task_import import import_own, nearest
+from trainable.user_code.task_code import task_code
+from trainable.user_code.task_import import import_own, nearest
 
 Scalar = float | Tensor
 

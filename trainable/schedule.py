@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainable.config import ScheduleConfig, TrainConfig, is_own
 from trainable.errors import ConfigError
-from trainable.task_import import import_own
+from trainable.user_code.task_import import import_own
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from trainable.data import (
     sample_count,
 )
 from trainable.errors import WithoutEffect
-from trainable.rank_values import evaluates_in_parts
+from trainable.parallel.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, Ranks, share_of
 from trainable.report_plan import ReportPlan
 from trainable.schedule import check_length
@@ -32,7 +32,7 @@ from trainable.seeding import derive_seed, set_seed
 from trainable.splits import is_stream
 from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_split, is_loader
-from trainable.task_import import no_exit
+from trainable.user_code.task_import import no_exit
 
 
 def open_sources(

@@ -31,7 +31,7 @@ from trainable.task import Batch, Task
 
 if TYPE_CHECKING:
     from trainable.object_state import ObjectState
-    from trainable.sharding import Layout
+    from trainable.parallel.sharding import Layout
 
 _NO_GRADIENT = (
     "no parameter received a gradient; the loss does not depend on any parameter of "

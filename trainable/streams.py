@@ -23,7 +23,6 @@ from trainable.built import summary_of
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent, move, pin
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.fingerprint import differences
 from trainable.object_state import dumps, loads
 from trainable.ranks import ALIKE_REMEDY, ALONE, WHOLE, Ranks, RankShare, share_of
 from trainable.seeding import (
@@ -35,7 +34,8 @@ from trainable.seeding import (
 )
 from trainable.splits import begins_anew, gives_batches, has_state, length_of
 from trainable.task import Batch, Data
-from trainable.task_code import data_code
+from trainable.user_code.fingerprint import differences
+from trainable.user_code.task_code import data_code
 
 
 @dataclass

@@ -27,7 +27,7 @@ from trainable.forms import split_problem
 from trainable.logged import Over, Reduce
 from trainable.losses import Weight, cross_entropy, evaluation_sums
 from trainable.splits import is_stream, sampler_problems, stream_problems
-from trainable.task_import import nearest
+from trainable.user_code.task_import import nearest
 
 _STEPS: dict[int, tuple[weakref.ref[object], int]] = {}
 """By the task's id, the task and the steps of its run."""
@@ -290,7 +290,7 @@ class Task:
         Args:
             data: The return value of `build_data`.
         """
-        from trainable.fingerprint import tensor_digest
+        from trainable.user_code.fingerprint import tensor_digest
 
         if not isinstance(data.train, tuple) or not isinstance(data.val, tuple):
             return None

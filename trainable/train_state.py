@@ -25,7 +25,6 @@ from trainable.averaging import Average
 from trainable.base_run import describe
 from trainable.data import Source
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.fingerprint import tensor_digest
 from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState, run_objects
@@ -34,12 +33,13 @@ from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.reachable import signatures_once, tensor_signature
 from trainable.schedule import Schedule
-from trainable.snapshot import snapshot
+from trainable.store.snapshot import snapshot
 from trainable.task import Batch, Data, Task
+from trainable.user_code.fingerprint import tensor_digest
 
 if TYPE_CHECKING:
     from trainable.data import Position
-    from trainable.sharding import Layout
+    from trainable.parallel.sharding import Layout
 
 FORMAT = 3
 """Of a state; others are not read."""

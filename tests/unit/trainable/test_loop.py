@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from trainable.build import build_parts
-from trainable.diagnostics import MEASURED, memory_in_use, memory_since_report
 from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
@@ -26,8 +25,9 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
+from trainable.watch.diagnostics import MEASURED, memory_in_use, memory_since_report
 
 
 def _task(toy, **methods):

@@ -8,8 +8,8 @@ import torch
 from sweeps.engine.task_check import TaskFacts
 from tests.message_parts import assert_parts
 from trainable.build import open_trainer
+from trainable.check.inspect_task import inspect_config
 from trainable.config import OptimizerConfig, TrialConfig
-from trainable.inspect_task import inspect_config
 from trainable.optim import state_bytes
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.optimizers import ScheduleFree, TwoOptimizers
+from trainable.check.inspect_task import inspect_config
 from trainable.config import (
     OPTIMIZER_DEFAULTS,
     SCHEDULES,
@@ -21,7 +22,6 @@ from trainable.config import (
 )
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.export import export_weights
-from trainable.inspect_task import inspect_config
 from trainable.optim import build_optimizer, evaluated_weights, normalize_groups
 from trainable.task import decay_groups
 

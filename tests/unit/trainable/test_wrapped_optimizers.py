@@ -12,9 +12,9 @@ import torch
 from pytorch_optimizer import Lookahead
 from torch import nn
 
+from trainable.check.inspect_task import inspect_config
 from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.inspect_task import inspect_config
 from trainable.optim import build_optimizer
 from trainable.task import Data, Task
 
