@@ -23,7 +23,7 @@ from tracking.address import file_path, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
 from tracking.stored_runs import StoreUnreadable
 from tracking.trusted_stores import is_trusted_directory
-from trainable.storage.private_directories import NotPrivate, check_links, private_directory
+from trainable.store.private_files import NotPrivate, check_links, private_directory
 
 logger = logging.getLogger("tracking")
 _OF_TRIALS = {

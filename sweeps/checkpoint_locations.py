@@ -17,10 +17,10 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation
-from trainable.manifest import best_first
-from trainable.storage.durable import probe_directory
-from trainable.storage.generations import RunFiles
-from trainable.storage.locate import files_of
+from trainable.store.generations import RunFiles
+from trainable.store.locate import files_of
+from trainable.store.manifest import best_first
+from trainable.store.regular_files import probe_directory
 
 if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary
@@ -162,7 +162,7 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
     """
     if spec.storage.checkpoints is not None:
         check_store(paths.directory, spec.storage.checkpoints)
-        from trainable.storage.objects import StoreUnusable, probe
+        from trainable.store.objects import StoreUnusable, probe
 
         try:
             probe(spec.storage.checkpoints, empty=paths.name if new else None)

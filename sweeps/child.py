@@ -11,7 +11,7 @@ import signal
 import sys
 
 from sweeps.entry import main
-from trainable.parent_death import end_with_parent
+from trainable.process_start import end_with_parent
 
 if __name__ == "__main__":
     parent = int(sys.argv[1])

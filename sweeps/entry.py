@@ -16,13 +16,13 @@ import sys
 def main() -> None:
     """Load and run the command line."""
     _keep_directory_off_path()
-    from trainable.heartbeat import DUMP_STACKS
+    from trainable.watch.heartbeat import DUMP_STACKS
 
     # on this signal, write the stacks of all threads to standard error, and go on
     faulthandler.register(DUMP_STACKS, file=2, all_threads=True)
     try:
         os.environ.setdefault("PYTHONHASHSEED", "0")  # for children; see `needs_hash_order`
-        from trainable.lazy_imports import without_collection
+        from trainable.process_start import without_collection
 
         with without_collection():
             from sweeps.cli.app import main as run
@@ -38,7 +38,7 @@ def _keep_directory_off_path() -> None:
     and empty entries of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/code` leaves one if the variable
     was empty, or an entry such as a dot. Directories that PYTHONPATH names by an absolute path
     stay, and so do relative ones that no other user can write to, as absolute paths.
-    `trainable.task_import` appends the working directory when it imports a task.
+    `trainable.user_code.task_import` appends the working directory when it imports a task.
     """
     with contextlib.suppress(OSError):  # the working directory was removed
         here = os.getcwd()
@@ -54,14 +54,14 @@ def _keep_directory_off_path() -> None:
             os.environ["PYTHONPATH"] = os.pathsep.join(named)
         else:
             os.environ.pop("PYTHONPATH", None)
-    from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE
+    from trainable.user_code.task_import import SAFE_PATH, SAFE_PATH_VARIABLE
 
     os.environ.setdefault(SAFE_PATH_VARIABLE, SAFE_PATH)
 
 
 def _named_directory(entry: str, here: str) -> str | None:
     """Return an entry of PYTHONPATH as an absolute path; None if it is left out."""
-    from trainable.storage.private_directories import NotPrivate, private_directory
+    from trainable.store.private_files import NotPrivate, private_directory
 
     if os.path.isabs(entry):
         return entry

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sweeps.errors import UserError
-from trainable.storage.private_directories import (
+from trainable.store.private_files import (
     NotPrivate,
     is_ours,
     opened_directory,

@@ -16,7 +16,7 @@ from sweeps.spec.spec import SweepSpec
 from tracking.address import CREDENTIALS
 from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
-from trainable.storage.private_directories import is_ours
+from trainable.store.private_files import is_ours
 
 _STORES = (("tracking", "uri"), ("storage", "checkpoints"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainable.metrics_file import History, Row
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row
 
 
 def append_rows(directory: Path, rows: Iterable[Row]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from trainable.manifest import Generation, format_manifest
-from trainable.storage.generations import MANIFEST, STATE
+from trainable.store.generations import MANIFEST, STATE
+from trainable.store.manifest import Generation, format_manifest
 
 
 def commit(directory: Path, epoch: int, *, step: int) -> Path:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainable import collectives
 from trainable.group_joining import GroupPlace
-from trainable.rank_group import RankGroup
+from trainable.parallel import collectives
+from trainable.parallel.rank_group import RankGroup
 
 MAKING = ("beside", "group_of_model", "leave_default_group")
 

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainable.config import TrialConfig
 from trainable.group_joining import GroupPlace, listen
-from trainable.local_ranks import LocalRanks
-from trainable.rank_group import RankGroup
-from trainable.ranks_follow import follow
+from trainable.parallel.rank_group import RankGroup
+from trainable.processes.local_ranks import LocalRanks
+from trainable.processes.ranks_follow import follow
 
 
 def plain(config, context):

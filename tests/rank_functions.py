@@ -1,4 +1,4 @@
-"""Functions that tests have ranks call; see `trainable.local_ranks`."""
+"""Functions that tests have ranks call; see `trainable.processes.local_ranks`."""
 
 from __future__ import annotations
 

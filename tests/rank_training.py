@@ -17,17 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainable import gradient_sums
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TrainingError
 from trainable.group_joining import GroupPlace, listen
-from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
-from trainable.metrics_file import Row, read_rows
-from trainable.rank_group import RankGroup
-from trainable.ranks_follow import follow
+from trainable.parallel import gradient_sums
+from trainable.parallel.rank_group import RankGroup
+from trainable.processes.local_ranks import LocalRanks
+from trainable.processes.ranks_follow import follow
+from trainable.store.metrics_file import Row, read_rows
 from trainable.task import Batch, Data, Task
 
 TIMEOUT = 60.0

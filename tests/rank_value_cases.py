@@ -21,12 +21,11 @@ from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import WindowPlan, open_source
 from trainable.group_joining import GroupPlace
 from trainable.logged import collecting
+from trainable.parallel.rank_checks import check_built_alike
+from trainable.parallel.rank_group import RankGroup
+from trainable.parallel.rank_values import evaluate, evaluates_in_parts, means_of_ranks
 from trainable.precision import Precision
-from trainable.rank_checks import check_built_alike
-from trainable.rank_data import share_of
-from trainable.rank_group import RankGroup
-from trainable.rank_values import evaluate, evaluates_in_parts, means_of_ranks
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALONE, Ranks, share_of
 from trainable.seeding import HostRngState
 from trainable.streams import open_stream
 from trainable.task import Data, Task

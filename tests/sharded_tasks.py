@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests import rank_training
 from tests.rank_training import Odd
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
 from trainable.task import Batch, Task
 
 

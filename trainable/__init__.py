@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainable.base_run import RunReport as RunReport
     from trainable.build import open_trainer as open_trainer
+    from trainable.check.testing import check_task as check_task
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
     from trainable.custom_loop import CustomLoop as CustomLoop
@@ -19,34 +20,33 @@ if TYPE_CHECKING:
     from trainable.loop_context import Context as Context
     from trainable.losses import binary_cross_entropy as binary_cross_entropy
     from trainable.losses import cross_entropy as cross_entropy
-    from trainable.manifest import Generation as Generation
-    from trainable.manifest import Pointer as Pointer
-    from trainable.metrics_file import Row as Row
-    from trainable.metrics_file import read_rows as read_rows
+    from trainable.store.manifest import Generation as Generation
+    from trainable.store.manifest import Pointer as Pointer
+    from trainable.store.metrics_file import Row as Row
+    from trainable.store.metrics_file import read_rows as read_rows
     from trainable.task import Data as Data
     from trainable.task import Task as Task
     from trainable.task import decay_groups as decay_groups
-    from trainable.testing import check_task as check_task
 
 _MODULES = {
     "CheckpointStore": "checkpoint",
     "Context": "loop_context",
     "Data": "task",
-    "Generation": "manifest",
+    "Generation": "store.manifest",
     "CustomLoop": "custom_loop",
-    "Pointer": "manifest",
+    "Pointer": "store.manifest",
     "RunReport": "base_run",
-    "Row": "metrics_file",
+    "Row": "store.metrics_file",
     "Task": "task",
     "Trainer": "loop",
     "TrialConfig": "config",
     "binary_cross_entropy": "losses",
-    "check_task": "testing",
+    "check_task": "check.testing",
     "cross_entropy": "losses",
     "decay_groups": "task",
     "load_task": "find_task",
     "open_trainer": "build",
-    "read_rows": "metrics_file",
+    "read_rows": "store.metrics_file",
 }
 
 __all__ = sorted(_MODULES)

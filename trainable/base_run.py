@@ -20,11 +20,11 @@ from torch import Tensor
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
 from trainable.errors import ConfigError, RankLost, TaskError
-from trainable.health import HealthMonitor
-from trainable.manifest import Pointer
-from trainable.metrics_file import History, Row
 from trainable.ranks import Ranks
-from trainable.task_registry import nearest
+from trainable.store.manifest import Pointer
+from trainable.store.metrics_file import History, Row
+from trainable.user_code.task_import import nearest
+from trainable.watch.health import HealthMonitor
 
 _R = TypeVar("_R", bound="BaseRun")
 

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import Plan, WindowPlan
+from trainable.data import Plan, SampledPlan, WindowPlan
 from trainable.errors import ConfigError
-from trainable.rank_data import RankShare
-from trainable.samplers import SampledPlan
+from trainable.ranks import RankShare
 from trainable.streams import StreamPlan
 
 _KEY = "train.sync_batch_norm"

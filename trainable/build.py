@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
+import textwrap
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,48 +18,47 @@ from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
 from trainable.base_run import num_ranks_of
-from trainable.batch_norm import check_passes, remedy_for_passes, synchronize_batch_norm
+from trainable.batch_norm import (
+    batch_norm_cautions,
+    check_passes,
+    remedy_for_passes,
+    synchronize_batch_norm,
+)
 from trainable.built import Summary, check_built, summarise
-from trainable.cautions import cautions
-from trainable.checkpoint import CheckpointStore, check_owner
+from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.data import Source
-from trainable.epoch_start import EpochStart
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
-from trainable.fingerprint import BUILT, opened_files
-from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
-from trainable.held_out import HeldOut
 from trainable.loop import Trainer
-from trainable.loop_checks import check_loop
 from trainable.loop_context import CustomLoopRank
 from trainable.memory import tensor_fraction
-from trainable.metrics_file import History, read_rows
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
-from trainable.optim import Clipper, check_groups, normalize_groups
-from trainable.optimizers import modal_parameters, optimizer_of
+from trainable.optim import Clipper, check_groups, modal_parameters, normalize_groups, optimizer_of
+from trainable.parallel.rank_checks import check_built_alike
+from trainable.parallel.rank_group import RankGroup
+from trainable.parallel.rank_values import build_alike
 from trainable.precision import Precision, find_device, resolve_precision
-from trainable.rank_checks import check_built_alike
-from trainable.rank_data import check_dealt
-from trainable.rank_group import RankGroup
-from trainable.rank_sync import build_alike
 from trainable.rank_waits import WITHOUT_END
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALONE, Ranks, check_dealt
 from trainable.report_plan import ReportPlan
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.shard_files import ShardGroup
-from trainable.split_sources import check_batch_size_applies, open_sources
+from trainable.split_sources import HeldOut, check_batch_size_applies, open_sources
+from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
-from trainable.storage.generations import RunFiles
-from trainable.storage.locate import files_at, files_of
+from trainable.store.generations import RunFiles
+from trainable.store.locate import files_at, files_of
+from trainable.store.metrics_file import History, read_rows
+from trainable.store.shard_files import ShardGroup
 from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data, set_total_steps
-from trainable.task_import import no_exit
-from trainable.train_state import TrainState
+from trainable.train_state import EpochStart, TrainState
+from trainable.user_code.fingerprint import BUILT, opened_files
+from trainable.user_code.task_import import no_exit
 from trainable.warm_start import with_inheritance
 
 _SHOWN = 3
@@ -431,7 +433,7 @@ def _prepared(
         make_buffers_writable(built)  # further ranks copy the first one's values into them
     if config.train.sharding == "none":
         return prepare_model(built.to(device), config.train)
-    from trainable.sharding import check_shardable, shard_model  # takes a second
+    from trainable.parallel.sharding import check_shardable, shard_model  # takes a second
 
     check_shardable(config, task, built, precision.name)
     if not isinstance(ranks, RankGroup):  # it is not trained here
@@ -471,7 +473,7 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
         "ranks": ranks,
     }
     if config.sharding == "fsdp" and isinstance(ranks, RankGroup):
-        from trainable.sharded_step import ShardedStep  # takes a second
+        from trainable.parallel.sharded_step import ShardedStep  # takes a second
 
         return ShardedStep(**made, clip=config.clip, val=parts.val)
     return Step(**made, clipper=Clipper(config.clip))
@@ -486,3 +488,146 @@ def _build_model(task: Task) -> nn.Module:
             "it must return a torch.nn.Module"
         )
     return model
+
+
+def cautions(model: nn.Module, data: Data, trial: TrialConfig) -> Iterator[str]:
+    """Yield a sentence for each part that can be trained but is probably a mistake."""
+    config = trial.train
+    if (part := _in_evaluation_mode(model)) is not None:
+        yield (
+            f"build_model() returned {f'`{part}`' if part else 'the model'} in evaluation mode, "
+            "and it is trained in that mode: without dropout, and with fixed BatchNorm "
+            "statistics; return model.train(), and call eval() only on modules that must stay in "
+            "evaluation mode"
+        )
+    for name, collate, split, samples in (
+        ("collate", data.collate, "train", data.train),
+        ("collate_val", data.collate_val, "val", data.val),
+    ):
+        if collate is not None and isinstance(samples, tuple):
+            yield (
+                f"{name} is never called for {split}: {split} is a tuple of tensors, and tensors "
+                "are indexed directly; to have samples collated, give "
+                "torch.utils.data.TensorDataset(*tensors)"
+            )
+    if is_stream(data.train) and not (has_state(data.train) and config.loader.resume != "skip"):
+        yield (
+            "a resumed run reads the stream train again from the epoch's start and drops the "
+            "samples that were trained: after an interruption late in an epoch this takes about "
+            "as long as reading the whole epoch; to continue without it, give the stream "
+            "state_dict() and load_state_dict(), which return and take {} where it only draws "
+            "from the global generators; to refuse such a stream, write "
+            "train.loader.resume: exact"
+        )
+    if is_stream(data.val) and length_of(data.val) is None and trial.budget.val_batches is None:
+        yield (
+            "val is a stream that does not tell its length, and an evaluation reads it to its "
+            "end: if it has no end, the first evaluation never ends; write budget: {val_batches: "
+            "50}, or let the stream tell its length by __len__()"
+        )
+    yield from batch_norm_cautions(model, trial)
+
+
+def _in_evaluation_mode(model: nn.Module) -> str | None:
+    """Return the name of the outermost trained part in evaluation mode, "" for the whole model.
+
+    Pretrained models are often returned in this mode. In a leaf module it is taken as intended.
+    """
+    for name, module in model.named_modules():
+        is_single = name and next(module.children(), None) is None
+        if module.training or is_single:
+            continue
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            return str(name)
+    return None
+
+
+def check_loop(config: TrialConfig, function: Callable[..., Any]) -> None:
+    """Refuse a function that is no loop, and what only a task can have."""
+    if config.checkpoint.parameters != "all":
+        raise ConfigError(
+            f"{config.checkpoint.parameters}, and {config.task.name} is a custom loop, whose "
+            "checkpoints have what it yields; yield only the trained parameters and write all",
+            key="checkpoint.parameters",
+        )
+    if problem := _argument_problem(config, function) or _yield_problem(function):
+        raise ConfigError(f"{config.task.name!r} is a function that {problem}", key="task.name")
+
+
+def _argument_problem(config: TrialConfig, function: Callable[..., Any]) -> str | None:
+    """Return why a function cannot take a configuration and a context; None if it can."""
+    values = _values(config)
+    try:
+        names = _taken(function)
+        found = f"takes {', '.join(names)}"
+    except TypeError as problem:
+        names = list(inspect.signature(function).parameters)
+        found = f"cannot be called with two arguments ({problem})"
+    else:
+        if not any(name in values for name in names):
+            return None
+    reads = [f" and `{name} = {values[name]}`" for name in names if name in values]
+    return (
+        f"{found}; a loop is a generator function that receives the trial's configuration and a "
+        f"context, and reads its values from them; write `{_head(function)}`{''.join(reads)}, or "
+        "name a class that derives from trainable.Task"
+    )
+
+
+def _taken(function: Callable[..., Any]) -> list[str]:
+    """Return the names under which a function takes two arguments."""
+    try:
+        return list(inspect.signature(function).bind(None, None).arguments)
+    except ValueError:  # a builtin without a signature
+        return []
+
+
+def _head(function: Callable[..., Any]) -> str:
+    return f"def {getattr(function, '__name__', 'run')}(config, context):"
+
+
+def _values(config: TrialConfig) -> dict[str, str]:
+    """Return where a loop reads the values that a function might take, by name."""
+    found = dict(_leaves("config.train", config.train.model_dump(exclude={"ema", "swa"})))
+    found |= {"epochs": "context.epochs", "device": "context.device", "seed": "context.seed"}
+    return found | {key: f"config.task.{key}" for key in config.task.arguments}
+
+
+def _leaves(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each value and its path; of equal names the outermost comes last."""
+    for key, value in values.items():
+        if isinstance(value, dict) and key != "arguments":
+            yield from _leaves(f"{path}.{key}", value)
+    for key in values:
+        yield key, f"{path}.{key}"
+
+
+def _yield_problem(function: Callable[..., Any]) -> str | None:
+    """Return why a function makes no reports; None if it does, or may."""
+    plain = inspect.unwrap(function)
+    if not inspect.isroutine(plain) or inspect.isgeneratorfunction(plain):
+        return None  # an object is called, and what it returns is looked at then
+    rule = "a loop is a generator function, which yields a report after each epoch"
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        return f"is asynchronous; {rule}; write `{_head(plain)}`, without async and await"
+    if _hands_on_context(plain):
+        return None
+    return (
+        f"returns and never yields; {rule}; write `for epoch in context.remaining_epochs():` and "
+        'in it, instead of return, `yield {"val/loss": loss}, {"model": model.state_dict(), '
+        '"optimizer": optimizer.state_dict()}`; see docs/guides/own-loop.md'
+    )
+
+
+def _hands_on_context(function: Callable[..., Any]) -> bool:
+    """Whether a function gives its context to another one, which may yield; true if unknown."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # no source, or a lambda in the midst of a line
+        return True
+    owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    *_, context = _taken(function)  # the second one, or what takes any number of them
+    return any(
+        isinstance(node, ast.Name) and node.id == context and id(node) not in owners
+        for node in ast.walk(tree)
+    )

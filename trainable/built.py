@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError, TaskError
-from trainable.fingerprint import ARGUMENTS, BUILT, COLLATED, differences
-from trainable.parent_death import end_with_parent
+from trainable.process_start import end_with_parent
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.splits import is_stream
-from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular
+from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
+from trainable.user_code.fingerprint import ARGUMENTS, BUILT, COLLATED, differences
 
 _ITEMS = 8
 """Items compared of each split: the first, the last, and some between."""

@@ -16,7 +16,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from functools import partial
@@ -24,16 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 from redaction.secrets import redact
-from trainable import heartbeat
 from trainable.config import CheckpointConfig
 from trainable.errors import (
     AllCheckpointsDamaged,
     CheckpointError,
     ForeignCheckpoint,
+    RankLost,
     StorageError,
     TrainingError,
 )
-from trainable.manifest import (
+from trainable.store.generations import STATE, Files, remedy
+from trainable.store.locate import files_of
+from trainable.store.manifest import (
     Generation,
     Pointer,
     Shard,
@@ -43,14 +45,14 @@ from trainable.manifest import (
     read_manifest,
     read_state,
 )
-from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
-from trainable.storage.generations import STATE, Files, remedy
-from trainable.storage.locate import files_of
-from trainable.storage.private_directories import is_ours
+from trainable.store.metrics_file import History, Row
+from trainable.store.private_files import is_ours
+from trainable.store.sharded_state import SHARDS, Parts, flat, flat_key, unflat
+from trainable.watch import heartbeat
 
 if TYPE_CHECKING:
-    from trainable.shard_files import ShardGroup
-    from trainable.snapshot import Snapshots
+    from trainable.store.shard_files import ShardGroup
+    from trainable.store.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer"]
 
@@ -340,7 +342,9 @@ class CheckpointStore:
         heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
-            from trainable.snapshot import Snapshots  # imports torch, which readers do not need
+            from trainable.store.snapshot import (
+                Snapshots,  # imports torch, which readers do not need
+            )
 
             self._snapshots = Snapshots()
         taken = flat(state())
@@ -436,7 +440,7 @@ class CheckpointStore:
         value: float | None,
     ) -> None:
         """Write a generation; runs in the background thread."""
-        from trainable.snapshot import num_bytes
+        from trainable.store.snapshot import num_bytes
 
         name = begun[0] or self._files.unused(step)
         shards = partial(self._shards, begun[1])
@@ -473,7 +477,7 @@ class CheckpointStore:
         value: float | None,
     ) -> None:
         """Commit a generation, and remove those no longer kept."""
-        from trainable.snapshot import write_state
+        from trainable.store.snapshot import write_state
 
         committed: list[Generation] = []
 
@@ -529,6 +533,67 @@ def _parse(
     files: Files, generation: Generation, content: bytes, *, in_shards: bool = False
 ) -> dict[str, Any]:
     # Imports torch: reading manifests alone does not need it.
-    from trainable.shard_files import noted_state, whole_state
+    from trainable.store.shard_files import noted_state, whole_state
 
     return (noted_state if in_shards else whole_state)(files, generation, content)
+
+
+class FollowerStore(CheckpointStore):
+    """What both kinds of stores have: the first rank decides when all save."""
+
+    def observe(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Hand over the state for the first rank's observer."""
+        del step
+        state()
+
+    def is_due(self, **_: Any) -> bool:
+        """Return False: the first rank decides."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+        return False
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self.wait()
+
+
+class NoCheckpoints(FollowerStore):
+    """Saves nothing; hands this rank's state to the first rank when that one saves."""
+
+    def save(self, state: Callable[[], dict[str, Any]], **_: Any) -> None:
+        """Hand over the state for the first rank's checkpoint."""
+        state()
+
+
+class ShardStore(FollowerStore):
+    """Writes this rank's shard in the background when the first rank saves a sharded state."""
+
+    def _commit(
+        self,
+        name: str,
+        flat_state: dict[str, Any],
+        write_shards: Callable[[Parts], tuple[Shard, ...]],
+        **_: Any,
+    ) -> None:
+        del name
+        with contextlib.suppress(RankLost, OSError):  # the first rank knows what is written
+            write_shards(unflat(flat_state)[1])
+
+
+class NoHistory(History):
+    """Writes no rows."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Do nothing."""
+
+    def append_logged(self, step: int, rows: Sequence[Row]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
@@ -37,19 +36,27 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore, check_owner
 from trainable.config import TrialConfig
-from trainable.config_reads import record_reads
-from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import ConfigError, NonFiniteMetric, TaskError, WithoutEffect
 from trainable.logged import close_run, closed_on_error, means, merge_logged, run_log
-from trainable.loop_context import FORMAT, Function, begin, open_context
-from trainable.loop_steps import EXHAUSTED, LoopSteps, saved_state
-from trainable.metrics_file import History, Row, read_rows
+from trainable.loop_context import (
+    EXHAUSTED,
+    FORMAT,
+    Function,
+    LoopSteps,
+    begin,
+    open_context,
+    record_reads,
+    saved_state,
+)
 from trainable.precision import device_name
 from trainable.ranks import ALONE, Ranks
-from trainable.storage.locate import files_of
-from trainable.task_registry import nearest
+from trainable.store.locate import files_of
+from trainable.store.metrics_file import History, Row, read_rows
 from trainable.train_state import check_state
+from trainable.user_code.task_import import nearest
 from trainable.warm_start import with_inheritance
+from trainable.watch import heartbeat
+from trainable.watch.diagnostics import memory_in_use, memory_since_report
 
 _READ_HERE = frozenset({"train.deterministic", "resources.workers"})
 """Searchable keys that are applied here: the loop need not read them."""

@@ -16,10 +16,18 @@ not live here: models, losses, or what a batch means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+import copy
+import functools
+import gc
+import hashlib
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Set, Sized
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol, cast
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -30,17 +38,21 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainable import heartbeat
-from trainable.batches import move as move
-from trainable.batches import pin
 from trainable.config import LoaderConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.parent_death import end_with_parent
-from trainable.rank_data import WHOLE, RankShare
-from trainable.seeding import HostRngState, derive_seed, seed_generators_of, seed_host
+from trainable.process_start import end_with_parent
+from trainable.ranks import WHOLE, RankShare
+from trainable.seeding import (
+    HostRngState,
+    derive_seed,
+    preserved_host_rng,
+    seed_generators_of,
+    seed_host,
+)
 from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
-from trainable.task_code import data_code
+from trainable.user_code.task_code import data_code
+from trainable.watch import heartbeat
 
 # Tensors move to the accelerator if they fit into this share of the memory free for this process.
 _RESIDENT_SHARE = 0.25
@@ -584,3 +596,351 @@ class Position(Protocol):
 def position_of(plan: object) -> Position | None:
     """Return the plan if it has a position to save: a sampler's order."""
     return plan if hasattr(plan, "load_state_dict") else None  # type: ignore[return-value]
+
+
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.device, torch.dtype, torch.Size}
+)
+_NOT_ENTERED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+)
+"""Types that the search for tensors does not enter: through them it would reach all objects."""
+_MAX_OBJECTS_SEARCHED = 10_000
+"""After this many objects, the search for a tensor ends, and the object is not moved. If it does
+hold a tensor, torch raises when that tensor meets one on the device.
+"""
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with every tensor on the device; the types of its parts are kept."""
+
+    def move_part(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(device, non_blocking=True)
+        kind: type = type(part)
+        if not callable(getattr(kind, "to", None)):
+            return NotImplemented
+        options = {"non_blocking": True} if _takes_non_blocking(kind) else {}
+        moved = part.to(device, **options)
+        if moved is None:
+            raise TaskError(
+                f"{_name(kind)}.to(device) returned None; it must return the moved batch; end it "
+                "with `return self`"
+            )
+        return moved
+
+    return _converted(batch, move_part, _refuse_hidden_tensors)
+
+
+def pin(batch: Batch) -> Batch:
+    """Return the batch with its tensors in pinned memory, for asynchronous copies to a GPU.
+
+    An object with a method `pin_memory` pins itself; one with only `to` stays as it is.
+    """
+
+    def pin_part(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            can_pin = part.device.type == "cpu" and part.layout == torch.strided
+            return part.pin_memory() if can_pin else part
+        if callable(getattr(type(part), "pin_memory", None)):
+            return part.pin_memory()
+        return part if callable(getattr(type(part), "to", None)) else NotImplemented
+
+    return _converted(batch, pin_part, lambda _: None)
+
+
+def _converted(
+    batch: Any, convert_part: Callable[[Any], Any], unknown: Callable[[Any], None]
+) -> Any:
+    """Return a copy of a batch with its parts converted."""
+    seen: dict[int, Any] = {}  # keeps shared tensors shared, and ends at cycles
+    kept: list[Any] = []  # keeps all parts alive, so that no id is used again
+
+    def convert(part: Any) -> Any:
+        kind: type = type(part)
+        if kind in _PLAIN:
+            return part
+        if id(part) not in seen:
+            kept.append(part)
+            found = convert_part(part)
+            seen[id(part)] = inside(part, kind) if found is NotImplemented else found
+        return seen[id(part)]
+
+    def inside(part: Any, kind: type) -> Any:
+        if kind is dict:
+            return {key: convert(value) for key, value in part.items()}
+        if kind is list or kind is tuple:
+            return kind(convert(value) for value in part)
+        if isinstance(part, tuple):
+            return attributes(part, _tuple_of(kind, [convert(value) for value in part]))
+        if isinstance(part, Mapping):
+            return attributes(part, mapping(part))
+        if isinstance(part, MutableSequence):
+            clone = copy.copy(part)
+            seen[id(part)] = clone
+            for position, value in enumerate(part):
+                clone[position] = convert(value)
+            return attributes(part, clone)
+        if isinstance(part, Set):
+            return kind(convert(value) for value in part)
+        if _field_names(kind) is not None or kind is types.SimpleNamespace:
+            return attributes(part, copy.copy(part))
+        unknown(part)
+        return part
+
+    def mapping(part: Mapping[Any, Any]) -> Any:
+        clone = copy.copy(part) if hasattr(part, "__setitem__") else None
+        if clone is None:
+            return type(part)({key: convert(value) for key, value in part.items()})  # type: ignore[call-arg]
+        seen[id(part)] = clone
+        for key, value in part.items():
+            clone[key] = convert(value)
+        return clone
+
+    def attributes(part: Any, clone: Any) -> Any:
+        """Convert the attributes of a container, a dataclass or an attrs object."""
+        seen[id(part)] = clone
+        fields = _field_names(part.__class__) or ()
+        names = dict.fromkeys((*fields, *getattr(part, "__dict__", ())))
+        for name in names:
+            if name in getattr(part, "__dict__", ()) or hasattr(part, name):
+                value = convert(_held(part, name))
+                if value is not _held(clone, name, None):
+                    object.__setattr__(clone, name, value)
+        return clone
+
+    return convert(batch)
+
+
+def _held(part: Any, name: str, *default: Any) -> Any:
+    own = getattr(part, "__dict__", {})
+    return own[name] if name in own else getattr(part, name, *default)
+
+
+def _tuple_of(kind: type, values: list[Any]) -> Any:
+    """Build a tuple of that type without calling its constructor."""
+    try:
+        return tuple.__new__(kind, values)
+    except TypeError:  # a type written in C, such as torch.return_types.max
+        return kind(values)
+
+
+@functools.cache
+def _takes_non_blocking(kind: type) -> bool:
+    try:
+        parameters = inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # written in C
+        return False
+    return "non_blocking" in parameters or any(
+        p.kind is p.VAR_KEYWORD for p in parameters.values()
+    )
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Names of the fields of a dataclass or an attrs class; None for any other."""
+    fields = getattr(kind, "__dataclass_fields__", None)
+    if fields is not None:
+        return tuple(fields)
+    attrs = getattr(kind, "__attrs_attrs__", None)
+    return tuple(one.name for one in attrs) if attrs is not None else None
+
+
+def _refuse_hidden_tensors(part: Any) -> None:
+    if any(isinstance(held, Tensor) for held in _reached(part)):
+        raise TaskError(
+            f"the batch holds an object of type {_name(type(part))}, and that holds tensors; only "
+            "tensors, mappings, sequences, dataclasses and objects with a method "
+            "to(device) are moved to the device; give it a method `def to(self, device, "
+            "non_blocking=False)` that returns the moved object, or make it a dataclass"
+        )
+
+
+def _reached(part: Any) -> Iterator[Any]:
+    """Yield the objects that an object holds, directly or indirectly."""
+    waiting, seen = [part], {id(part)}
+    while waiting and len(seen) < _MAX_OBJECTS_SEARCHED:
+        current = waiting.pop()
+        if isinstance(current, numpy.ndarray) and current.dtype == object:
+            held = current.ravel().tolist()
+        else:
+            held = gc.get_referents(current)
+        for one in held:
+            if type(one) in _PLAIN or isinstance(one, _NOT_ENTERED) or id(one) in seen:
+                continue
+            seen.add(id(one))
+            yield one
+            waiting.append(one)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_MOST_PER_SAMPLE = 100
+"""A sampler that gives so many times the number of samples is taken to be endless."""
+
+
+class SampledPlan:
+    """The assignment of samples to windows by a sampler or a batch sampler."""
+
+    def __init__(
+        self,
+        sampler: Any,
+        *,
+        in_batches: bool,
+        num_indices: int,
+        batch_size: int,
+        accumulation: int,
+        seed: int,
+        drop_last: bool = False,
+    ) -> None:
+        self.seed = seed
+        # A change of `train.batch_size` does not move the position in lists.
+        self.batch_size = 1 if in_batches else batch_size
+        self._size, self._drop_last = batch_size, drop_last
+        self._sampler, self.in_batches = sampler, in_batches
+        self.num_built = self._num_indices = num_indices
+        self._accumulation = accumulation
+        self._epoch = 0
+        self._order, self._sizes = self._draw(0)
+        self._check_windows()
+        self.windows = self.num_windows(0)
+        self.samples = sum(self._window_sizes())
+
+    def begin(self, epoch: int, num_samples: int) -> None:
+        """Ask the sampler for an epoch, as it is now, of a data set that has so many samples."""
+        self._num_indices = num_samples
+        self._epoch = -1
+        self._go_to(epoch)
+
+    def resume(self, epoch: int, num_samples: int) -> None:
+        """Resume within an epoch, whose order was restored."""
+        self._num_indices = num_samples
+        self._go_to(epoch)
+
+    def num_windows(self, epoch: int) -> int:
+        """Optimizer steps of an epoch."""
+        self._go_to(epoch)
+        return len(self._window_sizes())
+
+    def size(self, window: int) -> int:
+        """Samples of a window of the current epoch."""
+        return self._window_sizes()[window]
+
+    def micro_size(self, size: int) -> int:
+        """Samples of one forward pass, in a window of `size` samples."""
+        whole = size if self.in_batches else self._size
+        return -(-whole // self._accumulation)
+
+    def indices(self, epoch: int, start: int, device: torch.device) -> Iterator[Tensor]:
+        """Yield the indices of the samples of each window from `start` on, on a device."""
+        self._go_to(epoch)
+        sizes = self._window_sizes()
+        order = self._order.to(device)
+        first = sum(sizes[:start])
+        for size in sizes[start:]:
+            yield order[first : first + size]
+            first += size
+
+    def digest(self, epoch: int) -> str:
+        """Return what tells the order of an epoch, and its windows, from another one."""
+        self._go_to(epoch)
+        order = hashlib.sha256(self._order.numpy().data)
+        order.update(repr(self._window_sizes()).encode())
+        return order.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order of the current epoch."""
+        return {
+            "seed": self.seed,
+            "epoch": self._epoch,
+            "order": self._order,
+            "sizes": self._sizes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the order of an epoch; that of another run is drawn anew, by this run's seed."""
+        if state["seed"] != self.seed:
+            return
+        self._epoch, self._order = state["epoch"], state["order"]
+        self._sizes = state["sizes"]
+
+    def _go_to(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._order, self._sizes = self._draw(epoch)
+            self._epoch = epoch
+            self._check_windows()  # a run would begin one empty epoch after the other
+
+    def _check_windows(self) -> None:
+        if not self._window_sizes():
+            raise ConfigError(
+                f"{self._size} and the sampler chooses {len(self._order)} samples; with drop_last "
+                "no step remains; lower it or set train.loader.drop_last: false",
+                key="train.batch_size",
+            )
+
+    def _window_sizes(self) -> list[int]:
+        if self._sizes is not None:
+            return self._sizes
+        whole, rest = divmod(len(self._order), self._size)
+        return [self._size] * whole + ([rest] if rest and not self._drop_last else [])
+
+    def _draw(self, epoch: int) -> tuple[Tensor, list[int] | None]:
+        """Ask the sampler for an epoch; return its indices, and the sizes of its lists."""
+        seed = derive_seed(self.seed, "sampler", epoch)
+        with preserved_host_rng(), data_code("the sampler"):
+            seed_host(seed)
+            seed_generators_of(self._sampler, seed)
+            for one in (self._sampler, getattr(self._sampler, "sampler", None)):
+                if callable(getattr(one, "set_epoch", None)):
+                    one.set_epoch(epoch)  # type: ignore[union-attr]
+            most = _MOST_PER_SAMPLE * self._num_indices
+            found = list(islice(iter(self._sampler), most + 1))
+        where = f"the sampler, asked for epoch {epoch + 1},"
+        if not found or len(found) > most:
+            raise TaskError(
+                f"{where} gave {'more than ' if found else ''}{most if found else 0} items; it "
+                "gives those of one epoch and ends; let its __iter__() do so"
+            )
+        sizes = None
+        try:
+            if self.in_batches:
+                sizes = [len(batch) for batch in found]
+                found = [index for batch in found for index in batch]
+            order = torch.tensor([int(index) for index in found])
+        except (TypeError, ValueError) as problem:
+            what = "lists of indices" if self.in_batches else "indices"
+            raise TaskError(
+                f"{where} gave what cannot be used ({problem}); a "
+                f"{'batch ' if self.in_batches else ''}sampler gives {what}; correct it, or give "
+                f"it as {'sampler' if self.in_batches else 'batch_sampler'}="
+            ) from problem
+        if sizes is not None and 0 in sizes:
+            raise TaskError(f"{where} gave an empty list; each list is one step; leave it out")
+        if int(order.min()) < 0 or int(order.max()) >= self._num_indices:
+            raise TaskError(
+                f"{where} gave indices from {int(order.min())} to {int(order.max())}, and train "
+                f"has {self._num_indices} samples; an index is at least 0 and below that; "
+                "correct the sampler"
+            )
+        return order, sizes
+
+
+def check_sampler(plan: SampledPlan) -> None:
+    """Refuse a sampler that chooses other samples when it is asked again for the same epoch."""
+    first = plan._draw(1)
+    plan._draw(2)
+    again = plan._draw(1)
+    if not torch.equal(first[0], again[0]) or first[1] != again[1]:
+        raise TaskError(
+            f"{type(plan._sampler).__name__} chooses other samples when it is asked again for the "
+            "same epoch under the same seed; a resumed run asks a new sampler; draw from the "
+            "global generators of Python, NumPy or torch, or from a generator in an attribute, "
+            "and count epochs in set_epoch(epoch)"
+        )

@@ -18,7 +18,7 @@ from trainable.errors import TaskError
 from trainable.precision import Precision
 from trainable.seeding import seeded
 from trainable.task import Batch, Task
-from trainable.task_code import task_code
+from trainable.user_code.task_code import task_code
 
 
 @contextmanager

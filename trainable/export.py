@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
-from trainable.exit_reason import exit_with
-from trainable.lazy_imports import without_collection
-from trainable.storage.locate import files_at
+from trainable.failures import exit_with
+from trainable.process_start import without_collection
+from trainable.store.locate import files_at
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -132,9 +132,8 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     from trainable.averaging import load_average
     from trainable.build import build_parts
     from trainable.find_task import load_loop
-    from trainable.frozen_base import completed
-    from trainable.optimizers import builds_own, optimizer_of
-    from trainable.train_state import load_model_state
+    from trainable.optim import builds_own, optimizer_of
+    from trainable.train_state import completed, load_model_state
 
     if load_loop(config.task.name) is not None:
         raise CheckpointError(

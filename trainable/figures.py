@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainable.metrics_file import Row, read_resumptions, read_rows
+from trainable.store.metrics_file import Row, read_resumptions, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -299,7 +299,7 @@ def _scheduled(config: TrialConfig, steps_per_epoch: int, total: int) -> list[fl
     The list is empty for `plateau`, which depends on the metric, and for a user's own function,
     whose code does not run here.
     """
-    from trainable.optimizer_config import is_own
+    from trainable.config import is_own
     from trainable.schedule import Schedule
 
     train = config.train

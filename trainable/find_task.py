@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trainable.errors import ConfigError
-from trainable.own_names import import_module
 from trainable.task import Task, describe_kind
-from trainable.task_registry import nearest, resolve_task_name
+from trainable.user_code.task_import import import_module, nearest, resolve_task_name
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from trainable.errors import TaskError
 from trainable.logged import Log
-from trainable.optimizers import members
-from trainable.rank_sync import random_of_first
+from trainable.optim import members
+from trainable.parallel.rank_values import random_of_first
 from trainable.ranks import ALONE, Ranks
 from trainable.seeding import derive_seed, seeded
 from trainable.task import Task
-from trainable.task_code import task_code
+from trainable.user_code.task_code import task_code
 
 HOOKS = {"on_epoch_start": "epoch", "on_step_end": "step", "on_epoch_end": "epoch"}
 """Each hook and the name of its argument."""

@@ -5,24 +5,30 @@ What must not live here: what becomes of what it yields (`custom_loop.py`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from pydantic import BaseModel
 
+from trainable import rank_waits
 from trainable.base_run import BaseRun, RunReport, errors_reach_ranks
-from trainable.config import TrialConfig
-from trainable.config_reads import record_reads
-from trainable.errors import CheckpointError, TaskError
-from trainable.follower_files import NoCheckpoints, NoHistory
-from trainable.logged import Log
-from trainable.loop_steps import EXHAUSTED, LoopSteps, restored_state
+from trainable.checkpoint import NoCheckpoints, NoHistory
+from trainable.config import TaskConfig, TrialConfig
+from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
+from trainable.logged import Log, Reduce
+from trainable.parallel.loop_group import LoopGroup
+from trainable.parallel.rank_group import RankGroup
 from trainable.precision import device_name
 from trainable.ranks import Ranks
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.sums import Reduce
+from trainable.step import translate_torch_errors
+from trainable.train_state import check_state
+from trainable.user_code.task_code import task_code
 
 Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
 Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
@@ -251,3 +257,326 @@ class CustomLoopRank(BaseRun):
             self._steps.close()
         finally:
             self._ranks.close()
+
+
+EXHAUSTED = object()
+"""Marks the end of the generator; not None, which a loop may yield by mistake."""
+PER_RANK = "per_rank"
+"""The entry of a state that each rank has its own of."""
+
+
+class LoopSteps:
+    """A custom loop's generator on one rank."""
+
+    def __init__(
+        self,
+        generator: Generator[Any, None, None],
+        ranks: Ranks,
+        name: str,
+        device: torch.device,
+    ) -> None:
+        self._generator, self._ranks, self._name, self._device = generator, ranks, name, device
+        self._num_yields = 0  # since this process began
+        self._others_wait = ranks.is_first and ranks.size > 1
+        self.of_ranks: list[dict[str, Any] | None] = []
+        """On the first rank: what each further one keeps with the state yielded last."""
+        self._group = LoopGroup(ranks) if isinstance(ranks, RankGroup) else None
+        self._met = False  # whether the loop has had a process group at a yield
+
+    def next(self) -> object:
+        """Run the loop to its next yield on every rank; return what it yields on this one."""
+        if self._group is None:
+            return self._run()
+        self._tell(go_on=True)
+        try:
+            yielded = self._run()
+            own = _own_part(yielded)
+        except Exception as error:
+            self._group.fail(error)
+        places = self._ranks.gather_plain(
+            [yielded is EXHAUSTED, own is not None], seconds=rank_waits.WITHOUT_END
+        )
+        self._check_place([is_over for is_over, _ in places])
+        self.of_ranks = []
+        if any(has_own for _, has_own in places):
+            states = self._ranks.gather({} if own is None else {PER_RANK: own})
+            self.of_ranks = [state.get(PER_RANK) for state in (states or [])[1:]]
+        return yielded
+
+    def close(self) -> None:
+        """Have all ranks close their generators, which run their `finally` blocks."""
+        with contextlib.ExitStack() as stack:
+            if self._group is not None:
+                stack.callback(self._group.close)
+            stack.callback(self._generator.close)
+            with contextlib.suppress(TrainingError):  # the group has ended
+                self._tell(go_on=False)
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether there are several ranks, and at no yield the loop had a process group."""
+        return self._group is not None and not self._met
+
+    def _run(self) -> object:
+        with translate_torch_errors(self._device), task_code():
+            yielded = next(self._generator, EXHAUSTED)
+        self._met = self._met or (self._group is not None and self._group.is_used)
+        return yielded
+
+    def _tell(self, *, go_on: bool) -> None:
+        """Tell the other ranks, which wait at a yield, whether the loop continues."""
+        if self._others_wait:
+            self._others_wait = False
+            self._ranks.next_report(go_on=go_on)
+
+    def _check_place(self, ended: list[bool]) -> None:
+        """Refuse a loop that yields more or less often on a rank than on the first one."""
+        other = [rank for rank, over in enumerate(ended) if over != ended[0]]
+        if other:
+            here, there = "has ended", "has yielded again"
+            if ended[0]:
+                here, there = there, here
+            raise TaskError(
+                f"{self._name} {here} on rank {other[0]} after {self._num_yields} reports, and "
+                f"{there} on rank 0; each rank yields as often as rank 0, which alone reports; "
+                "write a yield on every rank, such as `yield {}`"
+            )
+        self._num_yields += 1
+        self._others_wait = self._ranks.is_first and not ended[0]
+
+
+def _own_part(yielded: object) -> dict[str, Any] | None:
+    """Return what this rank keeps of a state."""
+    state = yielded[1] if isinstance(yielded, tuple) and len(yielded) == 2 else None
+    own = state.get(PER_RANK) if isinstance(state, dict) else None
+    if own is None:
+        return None
+    if not isinstance(own, dict):
+        raise TaskError(
+            f"the state has an entry {PER_RANK!r} of type {type(own).__name__}; it must be a "
+            "dict of what this rank alone has, such as {'generator': generator.get_state()}"
+        )
+    check_state(own)
+    return own
+
+
+def saved_state(state: dict[str, Any], steps: LoopSteps, ranks: Ranks) -> dict[str, Any]:
+    """Return the parts of a checkpoint that hold a loop's state."""
+    if ranks.size == 1:
+        return {"loop": state}
+    of_ranks = steps.of_ranks or [None] * (ranks.size - 1)
+    return {"loop": state, "ranks": of_ranks}
+
+
+def restored_state(
+    saved: dict[str, Any], ranks: Ranks, *, accept_workers: bool = False
+) -> dict[str, Any]:
+    """Return the state from which a rank resumes: the first rank's, with its own part.
+
+    A rank that yielded no such part, or that the run did not have before, gets none.
+    """
+    state: dict[str, Any] = saved["loop"]
+    of_ranks = saved.get("ranks", [])
+    before = len(of_ranks) + 1
+    if before != ranks.size and not accept_workers:
+        raise ConfigError(
+            f"{ranks.size}, and the checkpoint is of a run on {before}; what each rank has kept "
+            f"for itself is of as many ranks; write workers: {before}, or accept the change",
+            key="resources.workers",
+        )
+    if ranks.is_first:
+        return state
+    own = of_ranks[ranks.rank - 1] if len(of_ranks) >= ranks.rank else None
+    shared = {name: part for name, part in state.items() if name != PER_RANK}
+    return shared if own is None else shared | {PER_RANK: own}
+
+
+_PASSED = frozenset({"__class__", "__pydantic_fields_set__", "__pydantic_private__"})
+
+
+class Reads:
+    """The dotted keys that were read.
+
+    Attributes:
+        keys: The keys that were read. A section read as a whole stands for all keys below it.
+        missing: Arguments of the task that were read but do not exist.
+    """
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.missing: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Whether a key, one above it or one below it was read."""
+        return any(
+            f"{key}.".startswith(f"{read}.") or f"{read}.".startswith(f"{key}.")
+            for read in self.keys
+        )
+
+
+def record_reads(config: TrialConfig) -> tuple[TrialConfig, Reads]:
+    """Return a configuration that records what is read from it, and the record."""
+    reads = Reads()
+    return cast("TrialConfig", _section(config, "", reads)), reads
+
+
+class _Source:
+    """The plain section behind a section that records its reads."""
+
+    __slots__ = ("plain", "prefix", "reads", "sections")
+
+    def __init__(self, plain: BaseModel, prefix: str, reads: Reads) -> None:
+        self.plain, self.prefix, self.reads = plain, prefix, reads
+        self.sections: dict[str, Any] = {}
+        for name in type(plain).model_fields:
+            value = getattr(plain, name)
+            if isinstance(value, BaseModel):
+                self.sections[name] = _section(value, f"{prefix}{name}.", reads)
+        if isinstance(plain, TaskConfig):
+            self.sections["arguments"] = _Arguments(plain.arguments, prefix, reads)
+
+    def whole(self) -> BaseModel:
+        """Record that all keys of the section were read, and return the plain section."""
+        self.reads.keys.update(f"{self.prefix}{name}" for name in type(self.plain).model_fields)
+        self.reads.keys.update(f"{self.prefix}{name}" for name in self.plain.model_extra or ())
+        return self.plain
+
+
+def _source(section: object) -> _Source:
+    return cast("_Source", object.__getattribute__(section, "__pydantic_private__")["source"])
+
+
+def _section(plain: BaseModel, prefix: str, reads: Reads) -> BaseModel:
+    kind = _recording_class(type(plain))
+    made = kind.__new__(kind)
+    private = {"source": _Source(plain, prefix, reads)}
+    object.__setattr__(made, "__pydantic_private__", private)
+    object.__setattr__(made, "__pydantic_fields_set__", plain.model_fields_set)
+    return made
+
+
+@cache
+def _recording_class(kind: type[BaseModel]) -> type[BaseModel]:
+    """Return a subclass of a section's class whose objects record what is read from them.
+
+    An attribute that is not a field or a property comes from the plain section, and counts as a
+    read of the whole section.
+    """
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        if name in _PASSED:
+            return object.__getattribute__(self, name)
+        source = _source(self)
+        if name in source.sections:
+            return source.sections[name]
+        plain = source.plain
+        if name in kind.model_fields or name in (plain.model_extra or ()):
+            source.reads.keys.add(f"{source.prefix}{name}")
+            return getattr(plain, name)
+        found = getattr(kind, name, None)
+        if isinstance(found, property) and not hasattr(BaseModel, name):
+            return object.__getattribute__(self, name)  # the property reads fields of `self`
+        if name in namespace:
+            return object.__getattribute__(self, name)
+        if hasattr(plain, name):
+            return getattr(source.whole(), name)
+        source.reads.missing.add(f"{source.prefix}{name}")
+        return getattr(plain, name)  # raises as the plain section does
+
+    def whole(self: Any) -> BaseModel:
+        return _source(self).whole()
+
+    def compare(self: Any, other: object) -> bool:
+        other = whole(other) if type(other) is type(self) else other
+        return bool(whole(self) == other)
+
+    namespace = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "__getattribute__": __getattribute__,
+        "__iter__": lambda self: iter(cast("Any", whole(self))),
+        "__eq__": compare,
+        "__hash__": lambda self: hash(whole(self)),
+        "__copy__": whole,
+        "__deepcopy__": lambda self, memo=None: whole(self).__deepcopy__(memo),
+        "__reduce_ex__": lambda self, protocol: (_plain, (whole(self),)),  # noqa: ARG005
+        "__repr__": lambda self: repr(_source(self).plain),
+        "__str__": lambda self: str(_source(self).plain),
+    }
+    # A plain Python subclass: pydantic builds no schema, and isinstance holds.
+    return type.__new__(type(kind), kind.__name__, (kind,), namespace)
+
+
+def _plain(section: BaseModel) -> BaseModel:
+    return section
+
+
+class _Arguments(dict[str, Any]):
+    """The task's arguments as a dict that records what is read from it."""
+
+    def __init__(self, arguments: dict[str, Any], prefix: str, reads: Reads) -> None:
+        super().__init__(arguments)
+        self._prefix, self._reads = prefix, reads
+
+    def _record(self, key: object) -> None:
+        known = dict.__contains__(self, key)
+        (self._reads.keys if known else self._reads.missing).add(f"{self._prefix}{key}")
+
+    def _all(self) -> dict[str, Any]:
+        plain = {key: dict.__getitem__(self, key) for key in dict.keys(self)}
+        self._reads.keys.update(f"{self._prefix}{key}" for key in plain)
+        return plain
+
+    def __getitem__(self, key: str) -> Any:
+        self._record(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._record(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._record(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._record(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self._record(key)
+        return super().setdefault(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def keys(self) -> Any:
+        return self._all().keys()
+
+    def values(self) -> Any:
+        return self._all().values()
+
+    def items(self) -> Any:
+        return self._all().items()
+
+    def popitem(self) -> tuple[str, Any]:
+        self._all()
+        return super().popitem()
+
+    def copy(self) -> dict[str, Any]:
+        return self._all()
+
+    def __or__(self, other: Any) -> Any:
+        return self._all() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._all()
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == other
+
+    __hash__ = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (self._all(),)

@@ -5,8 +5,13 @@ What must not live here: which loss a task uses (`task.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from trainable.errors import TaskError
 
 Weight = Tensor | float
 
@@ -79,3 +84,86 @@ def binary_cross_entropy(
         goal = goal * (1 - label_smoothing) + label_smoothing / 2
     each = F.binary_cross_entropy_with_logits(logits, goal, pos_weight=weight, reduction="none")
     return each.where(counted, 0.0).sum(), counted.sum()
+
+
+Number = Tensor | float
+
+
+class EvaluationSums(NamedTuple):
+    """Sums over the batches of an evaluation.
+
+    Attributes:
+        loss: The summed losses.
+        weight: The targets that they count.
+        correct: Targets that the model predicted.
+        counted: Targets with a prediction; a float where the outputs are no logits over classes.
+    """
+
+    loss: Number = 0.0
+    weight: Number = 0.0
+    correct: Number = 0.0
+    counted: Number = 0.0
+
+    def metrics(self) -> dict[str, Number]:
+        """Return the loss, and the accuracy where there were predictions."""
+        if not self.weight:  # device synchronisation, once for each evaluation
+            raise TaskError(
+                "the validation batches have no targets that count (their weight is 0), so there "
+                "is no val/loss; every evaluation needs at least one target that is not ignored "
+                "(-100); correct the targets of val"
+            )
+        metrics = {"loss": self.loss / self.weight}
+        if isinstance(self.counted, Tensor):
+            metrics["accuracy"] = self.correct / self.counted
+        return metrics
+
+
+def evaluation_sums(
+    loss: Callable[[nn.Module, Any], tuple[Tensor, Weight]],
+    model: nn.Module,
+    batches: Iterable[Any],
+    sums: EvaluationSums | None = None,
+) -> EvaluationSums:
+    """Return the sums over all batches."""
+    total, weight, correct, counted = sums or EvaluationSums()
+    with _last_output(model) as output:
+        for batch in batches:
+            part, share = loss(model, batch)
+            total, weight = total + part, weight + share
+            hits = _count_correct(output(), batch)
+            if hits is not None:
+                correct, counted = correct + hits[0], counted + hits[1]
+    return EvaluationSums(total, weight, correct, counted)
+
+
+class _last_output:
+    """Keep the model's last output, so that accuracy needs no second forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._output: object = None
+
+    def __enter__(self) -> Callable[[], object]:
+        self._hook = self._model.register_forward_hook(self._keep)
+        return lambda: self._output
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+        self._output = None
+
+    def _keep(self, _module: nn.Module, _inputs: object, output: object) -> None:
+        self._output = output
+
+
+def _count_correct(output: object, batch: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the number of hits and of targets; None unless `output` and targets are classes."""
+    if not isinstance(output, Tensor) or not isinstance(batch, Sequence) or len(batch) != 2:
+        return None
+    targets = batch[1]
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or output.ndim < 2:
+        return None
+    if output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != targets.shape:
+        return None
+    targets = targets.long()  # torch compares not all unsigned types
+    counted = targets >= 0  # ignored targets are negative by convention (-100)
+    return (output.argmax(dim=1) == targets).logical_and(counted).sum(), counted.sum()

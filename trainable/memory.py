@@ -7,8 +7,10 @@ GPU is (`sweeps.engine.resources`).
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
-from trainable.config import TrainConfig
+if TYPE_CHECKING:
+    from trainable.config import TrainConfig
 
 CONTEXT_BYTES = 768 * 2**20
 """Assumed GPU memory of a process besides its tensors: the CUDA context and loaded kernels."""

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError
-from trainable.private_files import set_cache_directories
 from trainable.reachable import has_overlap
+from trainable.store.private_files import set_cache_directories
 
 
 def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:

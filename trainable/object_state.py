@@ -62,8 +62,8 @@ from trainable.reachable import (
     plain_digest,
     tensor_signature,
 )
-from trainable.snapshot import snapshot
 from trainable.splits import is_stream
+from trainable.store.snapshot import snapshot
 
 _LOST = "a resumed run builds it again and would lose the change"
 _REMEDY = (

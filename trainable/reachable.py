@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from trainable.user_code import is_users_module
+from trainable.user_code.task_import import is_users_module
 
 ATOMS = (int, float, complex, bool, type(None), type(Ellipsis), bytes, str)
 """Types whose values are never shared and cannot change."""

@@ -41,10 +41,9 @@ from collections.abc import Callable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from trainable.config import TrainConfig
+from trainable.config import ScheduleConfig, TrainConfig, is_own
 from trainable.errors import ConfigError
-from trainable.optimizer_config import ScheduleConfig, is_own
-from trainable.own_names import import_own
+from trainable.user_code.task_import import import_own
 
 if TYPE_CHECKING:
     import torch

@@ -7,23 +7,32 @@ What must not live here: how a source reads (`data.py`, `streams.py`), and the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
 from trainable.averaging import averaging_plan
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
+from trainable.data import (
+    IndexPlan,
+    Plan,
+    SampledPlan,
+    Source,
+    WindowPlan,
+    open_source,
+    sample_count,
+)
 from trainable.errors import WithoutEffect
-from trainable.rank_data import share_of
-from trainable.rank_values import evaluates_in_parts
-from trainable.ranks import ALONE, Ranks
+from trainable.parallel.rank_values import evaluates_in_parts
+from trainable.ranks import ALONE, Ranks, share_of
 from trainable.report_plan import ReportPlan
-from trainable.samplers import SampledPlan
 from trainable.schedule import check_length
+from trainable.seeding import derive_seed, set_seed
 from trainable.splits import is_stream
 from trainable.streams import StreamPlan, open_stream
-from trainable.task import Data, Task
+from trainable.task import Data, Task, check_split, is_loader
+from trainable.user_code.task_import import no_exit
 
 
 def open_sources(
@@ -133,3 +142,46 @@ def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
         seed=seed,
         drop_last=config.loader.drop_last,
     )
+
+
+SEED = derive_seed("test")
+"""The seed under which test data are loaded and evaluated, the same for all trials."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Test samples that are not open.
+
+    Attributes:
+        data: The task's data. `test` has the samples, or a function that returns them.
+    """
+
+    data: Data
+
+    @classmethod
+    def of(cls, data: Data) -> HeldOut | None:
+        """Return the test samples of a task; None if it gives none."""
+        return None if data.test is None else cls(data)
+
+    @no_exit("the task, while its test data were loaded,", "task")
+    def open(self, config: TrainConfig, device: torch.device) -> Source:
+        """Load the samples and open them, in their order and in micro-batches."""
+        samples: Any = self.data.test
+        collate = self.data.collate_of("test")
+        if is_loader(samples):
+            set_seed(SEED)
+            samples = samples()
+            check_split(samples, "test", "the function that build_data() gives as `test`", collate)
+        if is_stream(samples):
+            data = replace(self.data, test=samples)
+            return open_stream(data, "test", config, seed=SEED, device=device)
+        micro = config.micro_batch_size
+        plan = WindowPlan(sample_count(samples), micro, micro, seed=SEED, shuffle=False)
+        return open_source(
+            samples,
+            plan,
+            split="test",
+            device=device,
+            loader=config.loader,
+            collate=collate,
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,17 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
-from trainable.left_out import LeftOut
 from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar, scheduled_lr
 from trainable.precision import Precision, device_name
 from trainable.ranks import ALONE, Ranks
+from trainable.reachable import tensor_signature
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 
 if TYPE_CHECKING:
     from trainable.object_state import ObjectState
-    from trainable.sharding import Layout
+    from trainable.parallel.sharding import Layout
 
 _NO_GRADIENT = (
     "no parameter received a gradient; the loss does not depend on any parameter of "
@@ -273,3 +273,34 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
                 "build its embeddings without sparse=True"
             ) from problem
         raise
+
+
+class LeftOut:
+    """The values of parameters that the optimizer does not have, such as frozen ones.
+
+    A save has them with the model.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self._before: list[object] = []
+
+    def from_now(self, *, lost: str) -> LeftOut:
+        """Return one that finds which of them have changed since this call."""
+        del lost  # each can be copied
+        other = LeftOut(self.parameters)
+        other._before = [tensor_signature(one) for one in self.parameters]
+        return other
+
+    def state_dict(self) -> list[Any]:
+        """Return the number and the value of each that has changed."""
+        return [
+            [number, one.detach()]
+            for number, (one, before) in enumerate(zip(self.parameters, self._before, strict=True))
+            if tensor_signature(one) != before
+        ]
+
+    def load_state_dict(self, entries: list[Any]) -> None:
+        """Copy what `state_dict` returned."""
+        for number, value in entries:
+            self.parameters[number].detach().copy_(value)

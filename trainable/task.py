@@ -22,13 +22,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from trainable.config import TrainConfig
-from trainable.default_evaluation import evaluation_sums
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
-from trainable.losses import Weight, cross_entropy
+from trainable.logged import Over, Reduce
+from trainable.losses import Weight, cross_entropy, evaluation_sums
 from trainable.splits import is_stream, sampler_problems, stream_problems
-from trainable.sums import Over, Reduce
-from trainable.task_registry import nearest
+from trainable.user_code.task_import import nearest
 
 _STEPS: dict[int, tuple[weakref.ref[object], int]] = {}
 """By the task's id, the task and the steps of its run."""
@@ -291,7 +290,7 @@ class Task:
         Args:
             data: The return value of `build_data`.
         """
-        from trainable.fingerprint import tensor_digest
+        from trainable.user_code.fingerprint import tensor_digest
 
         if not isinstance(data.train, tuple) or not isinstance(data.val, tuple):
             return None

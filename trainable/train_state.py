@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -22,23 +23,23 @@ from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average
 from trainable.base_run import describe
+from trainable.data import Source
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.frozen_base import FrozenBase, completed
+from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState, run_objects
-from trainable.optimizer_state import OptimizerState
-from trainable.optimizers import evaluated_weights, members, modal_parameters
+from trainable.optim import OptimizerState, evaluated_weights, members, modal_parameters
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
-from trainable.reachable import signatures_once
+from trainable.reachable import signatures_once, tensor_signature
 from trainable.schedule import Schedule
-from trainable.sums import Sums, combined
-from trainable.task import Task
+from trainable.store.snapshot import snapshot
+from trainable.task import Batch, Data, Task
+from trainable.user_code.fingerprint import tensor_digest
 
 if TYPE_CHECKING:
     from trainable.data import Position
-    from trainable.epoch_start import EpochStart
-    from trainable.sharding import Layout
+    from trainable.parallel.sharding import Layout
 
 FORMAT = 3
 """Of a state; others are not read."""
@@ -427,3 +428,120 @@ def restore_random(state: dict[str, Any]) -> None:
     )
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal.tolist()), gauss))
+
+
+_SHOWN = 3
+
+
+class FrozenBase:
+    """What of a model is as the task built it.
+
+    At each save this reads every frozen tensor once, on its device: torch does not count all
+    writes. It reads nothing in a step.
+    """
+
+    def __init__(self, model: nn.Module, files: Mapping[str, str]) -> None:
+        self._model = model
+        self._files = dict(files)
+        self._built = {name: tensor_signature(value) for name, value in _frozen(model).items()}
+        self._digests: dict[str, str] = {}
+
+    def split(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the entries of a state dict to be saved, and the record of the others."""
+        now = _frozen(self._model)
+        same = {
+            name: value
+            for name, value in now.items()
+            if name in state and self._built.get(name) == tensor_signature(value)
+        }
+        for name in same.keys() - self._digests.keys():
+            self._digests[name] = tensor_digest(same[name])
+        kept = {name: value for name, value in state.items() if name not in same}
+        return kept, {
+            "tensors": {name: self._digests[name] for name in same},
+            "files": self._files,
+        }
+
+
+def completed(
+    model: nn.Module, state: Mapping[str, Any], base: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a saved state dict with the entries that it left out, as the task has built them."""
+    if base is None:
+        return dict(state)
+    found = {k: v for k, v in model.state_dict().items() if k in base["tensors"]}
+    different = [
+        name
+        for name, digest in base["tensors"].items()
+        if not isinstance(found.get(name), Tensor) or tensor_digest(found[name]) != digest
+    ]
+    if different:
+        more = len(different) - _SHOWN
+        listed = ", ".join([*different[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        files = ", ".join(f"{path} (sha256 {one[:12]}...)" for path, one in base["files"].items())
+        raise CheckpointError(
+            f"the checkpoint has only what was trained (checkpoint.parameters: trained), and the "
+            f"task now builds another base than the one it was trained on: {listed}; "
+            + (f"its files were {files}; " if files else "")
+            + "restore the weights from which build_model() took it; a base that is drawn at "
+            "random is another one for each seed and needs checkpoint.parameters: all"
+        )
+    return {**found, **state}
+
+
+def _frozen(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model's state dict that require no gradients."""
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not is_lazy(value) and not value.requires_grad
+    }
+
+
+class EpochStart:
+    """Takes and restores the data as they were when the present epoch began."""
+
+    def __init__(self, source: Source, data: Data | None = None) -> None:
+        self._source = source
+        self._built = None
+        if data is not None and source.forks:
+            self._built = ObjectState({"data.train": data.train, "data.collate": data.collate})
+        self._begun: dict[str, Any] = {}
+        self._since: ObjectState | None = None
+        self._windows: Iterator[Iterable[Batch]] | None = None
+
+    def take(self) -> None:
+        """Take the data as they are, right before the loader processes start."""
+        if self._built is not None:
+            with signatures_once():
+                self._begun = snapshot({"begun": self._built.state_dict()})["begun"]
+                self._since = self._built.from_now(lost="a resumed run would lose it")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what had changed when the epoch began, and since; empty if nothing has."""
+        since = {} if self._since is None else self._since.state_dict()
+        return {"begun": self._begun, "since": since} if self._begun or since else {}
+
+    def forget(self) -> None:
+        """Forget the data of an epoch that is over."""
+        self._begun, self._since = {}, None
+
+    def load_state_dict(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
+        """Start the loader processes of an epoch with the data as they were; restore the data.
+
+        To be called with the data as they were built, before anything else of them is restored.
+        """
+        if self._built is None or progress["batch_size"] != self._source.plan.batch_size:
+            return  # the run resumes with other options, and not exactly
+        epoch = progress["epoch"]
+        self._built.load_state_dict(state["begun"])
+        self.take()
+        self._source.resume(epoch, progress["epoch_samples"])
+        windows = iter(self._source.windows(epoch, progress["window"]))
+        self._windows = chain(list(islice(windows, 1)), windows)  # the processes start
+        self._built.load_state_dict(state["since"])
+
+    def windows(self, epoch: int, window: int) -> Iterator[Iterable[Batch]]:
+        """Return the windows of the epoch from `window` on."""
+        started, self._windows = self._windows, None
+        return iter(self._source.windows(epoch, window)) if started is None else started

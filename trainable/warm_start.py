@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.errors import CheckpointError
-from trainable.storage.generations import MANIFEST, STATE, Files, RunFiles
-from trainable.storage.local import LocalFiles
+from trainable.store.generations import MANIFEST, STATE, Files, RunFiles
+from trainable.store.local import LocalFiles
 
 _DIRECTORY = "inherited"
 _POSITION = "position"

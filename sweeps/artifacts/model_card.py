@@ -15,8 +15,8 @@ from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TaskConfig
 from trainable.export import Exported
-from trainable.manifest import Generation
-from trainable.tested import RecordedTest
+from trainable.store.manifest import Generation
+from trainable.store.tested import RecordedTest
 
 FILE_NAME = "model_card.md"
 WEIGHTS = "model.safetensors"

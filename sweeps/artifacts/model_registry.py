@@ -21,9 +21,9 @@ from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
-from trainable.exit_reason import exit_with
 from trainable.export import load_model
-from trainable.task_import import prepare_process
+from trainable.failures import exit_with
+from trainable.user_code.task_import import prepare_process
 
 _OURS = ("sweeps", "trainable", "tracking", "redaction")
 """Modules without which a registered model must load."""

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from sweeps.cli.completion import sweep_names, trial_numbers
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
-from trainable.task_import import restart_in_hash_order
+from trainable.user_code.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:
     from sweeps.spec.document import Document
@@ -264,7 +264,7 @@ def input_errors() -> Iterator[None]:
         RankLost,
         TaskError,
     )
-    from trainable.exception_text import traceback_of
+    from trainable.failures import traceback_of
 
     try:
         yield

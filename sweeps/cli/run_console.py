@@ -42,12 +42,12 @@ from sweeps.view.remaining_time import DeliveryEstimate
 from sweeps.view.sweep_progress import SweepProgress, best_with_value
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
-from trainable.storage.regular_files import IrregularFile
+from trainable.store.regular_files import IrregularFile
 
 if TYPE_CHECKING:
     from sweeps.ledger.attributes import Role
     from sweeps.ledger.trials import TrialSummary
-    from trainable.metrics_file import CurveDamaged
+    from trainable.store.metrics_file import CurveDamaged
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 """Errors of a full or read-only storage."""

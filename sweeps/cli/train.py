@@ -47,9 +47,9 @@ from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingCaution
-from trainable.local_ranks import local_ranks
-from trainable.metrics_file import read_rows
-from trainable.storage.regular_files import replace_regular
+from trainable.processes.local_ranks import local_ranks
+from trainable.store.metrics_file import read_rows
+from trainable.store.regular_files import replace_regular
 
 if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary
@@ -373,10 +373,10 @@ def _locating_config_errors() -> Iterator[None]:
 
 def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
     """Return the facts that are printed before a sweep, without the warnings."""
-    from trainable.inspect_task import measure
+    from trainable.check.inspect_task import measure
+    from trainable.check.rehearsal import is_unusual
     from trainable.loop import Trainer
-    from trainable.optimizers import builds_own
-    from trainable.rehearsal import is_unusual
+    from trainable.optim import builds_own
 
     if not isinstance(trainer, Trainer):
         return TaskFacts(own_loop=True)

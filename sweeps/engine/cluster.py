@@ -41,7 +41,7 @@ from sweeps.engine.ray_watch import PATIENCE_SECONDS, Loss, LossHandler, watched
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
 from sweeps.formatting import format_bytes
-from trainable.private_files import UMASK_VARIABLE
+from trainable.store.private_files import UMASK_VARIABLE
 
 _CONNECT_SECONDS = 25.0
 """How long connecting may take; Ray itself would wait for minutes."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from sweeps.engine.process_cleanup import TOKEN_VARIABLE, scratch_directory
 from tracking.trial_redirect import redirect
-from trainable.metrics_file import ARTIFACTS
+from trainable.store.metrics_file import ARTIFACTS
 
 
 def log_into_run() -> None:

@@ -39,8 +39,7 @@ from typing import Any, BinaryIO, NoReturn
 import psutil
 
 from sweeps.engine import worker_launcher
-from trainable.lazy_imports import load_training
-from trainable.parent_death import adopt_orphans, end_with_parent
+from trainable.process_start import adopt_orphans, end_with_parent, load_training
 from trainable.seeding import reseed
 
 WORKER_START = Path(worker_launcher.__file__)
@@ -107,8 +106,8 @@ def run_module(module: str, *arguments: str) -> list[str]:
 
 
 def template_command() -> list[str]:
-    """Return the command that starts a template of trials (`trainable.fork_template`)."""
-    return run_module("trainable.fork_template")
+    """Return the command that starts a template of trials."""
+    return run_module("trainable.processes.fork_template")
 
 
 def _forget_ends() -> None:

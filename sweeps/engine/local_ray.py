@@ -220,7 +220,7 @@ def start(
     with warnings.catch_warnings(), preserve_signal_handlers(), node:
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            # `trainable.task_import` makes a user's task module importable in a worker.
+            # `trainable.user_code.task_import` makes a user's task module importable in a worker.
             ray.init(**options, job_config=job_without_sys_path())
         except Exception as error:  # Ray documents no narrower type, such as for its timeouts
             if found := shortages():

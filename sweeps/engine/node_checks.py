@@ -87,7 +87,7 @@ def store_fault(prefix: str, version: str) -> str | None:
 
     Runs on a node, in the environment that its trials have.
     """
-    from trainable.storage.objects import StoreUnusable, probe
+    from trainable.store.objects import StoreUnusable, probe
 
     try:
         probe(prefix)

@@ -2,7 +2,7 @@
 
 This module uses neither torch nor Ray, which take seconds to import. So a spec that requests too
 much is refused early. What must not live here: placing trials (Ray does), measuring a step's
-memory (`trainable.memory_probe`), and the limit on a trial's GPU memory (the trial sets it).
+memory (`trainable.check.memory_probe`), and the limit on a trial's GPU memory (the trial sets it).
 """
 
 from __future__ import annotations

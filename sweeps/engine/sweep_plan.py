@@ -1,7 +1,7 @@
 """What a sweep will take, before it starts: epochs, hours, memory and disk.
 
 All numbers are estimates from the spec, the first batches of the task, and a simulation of its
-stopping rule. What must not live here: measuring (`trainable.first_batches`), simulating
+stopping rule. What must not live here: measuring (`trainable.check.first_batches`), simulating
 (`stopping.simulation`), and how trials share a machine (`resources`).
 """
 

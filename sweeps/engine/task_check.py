@@ -35,8 +35,8 @@ from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import withheld_variables
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
-from trainable.module_names import hidden_by, hidden_imports
-from trainable.task_registry import resolve_task_name
+from trainable.user_code.module_names import hidden_by, hidden_imports
+from trainable.user_code.task_import import resolve_task_name
 
 _SECONDS_TO_END = 5.0
 """How long the child may run after its answer; the task's threads may keep it alive."""
@@ -164,7 +164,7 @@ class TaskInspector:
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             fork_server.run_module(
-                "trainable.inspect_task",
+                "trainable.check.inspect_task",
                 *(["--thorough"] if thorough else []),
                 *(["--resumed"] if resumed else []),
                 *(["--whole-steps"] if whole_steps else []),

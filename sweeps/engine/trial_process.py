@@ -11,8 +11,8 @@ from typing import Any
 from ray import tune
 
 from sweeps.engine import fluent_mlflow, fork_server
-from trainable.ray_adapter import TuneTrial
-from trainable.ray_ranks import RankProcess
+from trainable.adapters.ray import TuneTrial
+from trainable.adapters.ray_ranks import RankProcess
 
 
 class SweepRank(RankProcess):

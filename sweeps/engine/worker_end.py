@@ -20,7 +20,7 @@ _PATIENCE = 1.0
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
 _OF_RAY = (":job_id:", ":actor_name:", ":task_name:")
 """What Ray writes into a worker's error log for itself."""
-# As `trainable.ray_ranks` writes them.
+# As `trainable.adapters.ray_ranks` writes them.
 _RANK = re.compile(r"the process of rank (\d+) was lost")
 _SILENT_RANK = re.compile(r"rank (\d+) did not answer, and was ended")
 _ANY_RANK = re.compile(r"waited for the other \d+ ranks of its trial, and one was lost")

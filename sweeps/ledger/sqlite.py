@@ -14,7 +14,7 @@ from pathlib import Path
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.optuna_compat import tables
 from tracking.lock_holders import describe_database_lock
-from trainable.storage.regular_files import check_database
+from trainable.store.regular_files import check_database
 
 STUDY = "sweep"
 """The name of the Optuna study in each ledger."""

@@ -22,8 +22,8 @@ from sweeps.stopping.pausing_rules import Standing, StopDecider
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
-from trainable.metrics_file import Row, read_logged, read_rows
-from trainable.tested import tested_rows
+from trainable.store.metrics_file import Row, read_logged, read_rows
+from trainable.store.tested import tested_rows
 
 
 def read_sweep_state(

@@ -20,7 +20,7 @@ from sweeps.spec.sections import Select
 from sweeps.stopping.patience import Patience
 from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 _NOT_LIVE = {"RUNNING", "FAILED"}
 """Statuses that the run of an unfinished trial has no more once no worker trains it. It is FAILED

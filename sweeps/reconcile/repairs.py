@@ -45,8 +45,8 @@ from sweeps.spec.logged_params import RunStart, run_start
 from sweeps.spec.spec import SweepSpec
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
-from trainable.metrics_file import logged_files, read_logged, read_rows
-from trainable.storage.generations import RunFiles
+from trainable.store.generations import RunFiles
+from trainable.store.metrics_file import logged_files, read_logged, read_rows
 
 
 class UnknownDirectoryInTheWay(ValueError):

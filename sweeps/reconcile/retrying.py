@@ -33,8 +33,8 @@ from tracking.limits import clean_key
 from tracking.outbox_recorder import replace_runs
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import AllCheckpointsDamaged
-from trainable.metrics_file import read_logged, read_rows
-from trainable.storage.durable import sync_directory
+from trainable.store.metrics_file import read_logged, read_rows
+from trainable.store.regular_files import sync_directory
 
 if TYPE_CHECKING:  # it imports optuna, which takes half a second
     from sweeps.ledger.ledger import Ledger

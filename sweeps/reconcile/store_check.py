@@ -31,8 +31,8 @@ from tracking.outbox import SWEEP
 from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, choose_runs
-from trainable.metrics_file import Row, read_rows
-from trainable.tested import tested_rows
+from trainable.store.metrics_file import Row, read_rows
+from trainable.store.tested import tested_rows
 
 _BATCH_SIZE = 50
 """Trials per query to a store."""

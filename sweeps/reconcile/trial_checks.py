@@ -23,11 +23,9 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
-from trainable.earlier_configs import EARLIER, read_earlier
 from trainable.errors import StorageError
-from trainable.fingerprint import BUILT
-from trainable.manifest import Generation, describe_damage, read_manifest, read_state
-from trainable.metrics_file import (
+from trainable.store.manifest import Generation, describe_damage, read_manifest, read_state
+from trainable.store.metrics_file import (
     FILE_NAME,
     LOGGED,
     NOTED,
@@ -38,8 +36,9 @@ from trainable.metrics_file import (
     read_resumptions,
     read_rows,
 )
-from trainable.storage.regular_files import LARGEST_TEXT, read_regular
-from trainable.tested import TESTED, read_tested
+from trainable.store.regular_files import LARGEST_TEXT, read_regular
+from trainable.store.tested import EARLIER, TESTED, read_earlier, read_tested
+from trainable.user_code.fingerprint import BUILT
 
 _BACKUP = "restore it from a backup"
 _UNUSED = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 _AT_BOUNDARIES = "epoch"
 # Logged every `train.layer_norms_every` steps, so they need no thinning.

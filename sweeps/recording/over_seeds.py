@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sweeps.ledger.trials import TrialRecord
 from tracking.recorder import Recorder
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 
 def record_configuration(first: TrialRecord, recorder: Recorder) -> None:

@@ -40,9 +40,9 @@ from sweeps.view.compare import compare
 from sweeps.view.sweep_status import STATES
 from sweeps.view.usage import usage
 from trainable.errors import StorageError
-from trainable.exit_reason import exit_with
-from trainable.lazy_imports import without_collection
-from trainable.storage.regular_files import replace_regular
+from trainable.failures import exit_with
+from trainable.process_start import without_collection
+from trainable.store.regular_files import replace_regular
 
 _LEADERS = 10
 _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"

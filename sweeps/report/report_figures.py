@@ -40,7 +40,7 @@ from sweeps.report.report_value_figures import (
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.compare import clip_fraction
 from sweeps.view.sweep_status import STATES
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 _MAX_NORM = "train.clip.max_norm"
 

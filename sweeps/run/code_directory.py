@@ -2,7 +2,7 @@
 
 Importing a task runs its code. So a recorded directory counts only if this user's driver recorded
 it for these very files, and no other user could have placed code there. What must not live here:
-the import itself (`trainable.task_import`), and what is recorded (`below_root`).
+the import itself (`trainable.user_code.task_import`), and what is recorded (`below_root`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sweeps.errors import UserError
 from sweeps.paths import leave_directory
 from sweeps.store_access import check_owner
 from sweeps.view.sweep_status import SweepStatus
-from trainable.storage.private_directories import NotPrivate, private_directory
+from trainable.store.private_files import NotPrivate, private_directory
 
 
 def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:

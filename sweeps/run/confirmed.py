@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from sweeps.formatting import format_number
 from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.confirmation import Confirmation
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 
 def confirm_tags(found: Confirmation) -> dict[int | None, dict[str, str]]:

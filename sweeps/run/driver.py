@@ -46,9 +46,9 @@ from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
-from trainable.metrics_file import CurveDamaged
-from trainable.storage.durable import make_directory
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import CurveDamaged
+from trainable.store.regular_files import make_directory
 
 _LAST_NOTIFICATION_SECONDS = 5.0
 """The time limit for notifications when the driver ends with an error."""

@@ -36,9 +36,9 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.view.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
-from trainable.metrics_file import Row, logged_files, read_logged, read_rows
-from trainable.ray_adapter import OBJECTIVE
-from trainable.storage.durable import sync_file
+from trainable.adapters.ray import OBJECTIVE
+from trainable.store.metrics_file import Row, logged_files, read_logged, read_rows
+from trainable.store.regular_files import sync_file
 
 
 @dataclass(frozen=True)

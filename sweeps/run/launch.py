@@ -58,8 +58,8 @@ from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
 from trainable.config import SPLIT_SEED
 from trainable.errors import StorageError
-from trainable.lazy_imports import without_collection
-from trainable.metrics_file import CurveDamaged
+from trainable.process_start import without_collection
+from trainable.store.metrics_file import CurveDamaged
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,9 @@ import psutil
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
 from sweeps.spec.trial_run import rank_timeout
-from trainable import heartbeat, rank_waits
-from trainable.heartbeat import OPENING, Stamp
+from trainable import rank_waits
+from trainable.watch import heartbeat
+from trainable.watch.heartbeat import OPENING, Stamp
 
 _LOOK_SECONDS = 0.5
 _COUNTED_SECONDS = 2.0

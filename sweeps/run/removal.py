@@ -29,7 +29,7 @@ from sweeps.tracker import find_tracker
 from sweeps.view.disk_usage import directory_usage, objects_prefix, sweep_objects
 from sweeps.view.sweep_status import UnknownSweep
 from tracking.outbox_status import read_outbox
-from trainable.storage.durable import make_directory, sync_directory
+from trainable.store.regular_files import make_directory, sync_directory
 
 
 @dataclass
@@ -192,7 +192,7 @@ def _remove_elsewhere(planned: Removal, spec: SweepSpec) -> None:
         tracker = find_tracker(planned.paths, spec)
         tracker.delete_runs(spec.name, planned.sweep_id, planned.run_ids)
     if planned.objects is not None and planned.num_objects:
-        from trainable.storage.objects import remove_objects
+        from trainable.store.objects import remove_objects
 
         remove_objects(planned.objects)
 

@@ -76,8 +76,8 @@ from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import BackgroundDelivery
-from trainable.fingerprint import BUILT
-from trainable.metrics_file import FILE_NAME
+from trainable.store.metrics_file import FILE_NAME
+from trainable.user_code.fingerprint import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that affect which trials train, and how."""

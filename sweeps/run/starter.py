@@ -17,7 +17,7 @@ from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import parse_with_positions
 from sweeps.store_access import check_stores
 from sweeps.view.sweep_status import UnknownSweep
-from trainable.storage.regular_files import create_regular
+from trainable.store.regular_files import create_regular
 
 _SPEC = """\
 # Run it from this directory:   sweep run sweep.yaml

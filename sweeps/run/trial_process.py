@@ -14,7 +14,7 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_owner, withheld_variables
 from sweeps.view.sweep_status import SweepStatus
 from trainable.config import TrialConfig
-from trainable.task_import import check_hash_order, prepared
+from trainable.user_code.task_import import check_hash_order, prepared
 
 
 @contextmanager

@@ -59,9 +59,8 @@ from sweeps.spec.trial_run import TrialSeed
 from sweeps.view.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.checkpoint import Generation
-from trainable.storage.durable import make_directory
-from trainable.storage.regular_files import replace_regular
-from trainable.trial_log import TRIAL_LOG, TrialLog
+from trainable.processes.trial_log import TRIAL_LOG, TrialLog
+from trainable.store.regular_files import make_directory, replace_regular
 
 _AT_FIRST = {SIGNALS: [], LACKS_MODEL: False}
 """What holds of a trial that has made no report; see `WorkerReport.trial_marks`."""

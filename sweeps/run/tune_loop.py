@@ -36,7 +36,7 @@ from sweeps.spec.trial_run import num_threads
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver
 from trainable.errors import StorageError
-from trainable.metrics_file import CurveDamaged
+from trainable.store.metrics_file import CurveDamaged
 
 
 class TrialLoop:

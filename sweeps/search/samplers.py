@@ -41,8 +41,8 @@ from sweeps.spec.sections import SearchConfig
 from sweeps.spec.space import Choice
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
-from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
+from trainable.user_code.module_names import hidden_by
 
 KERNEL = "gradsweep:kernel"
 """The trial attribute with the kernel of each metric.

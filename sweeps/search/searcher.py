@@ -38,8 +38,8 @@ from sweeps.stopping.schedulers import (
     never_promoted,
 )
 from sweeps.stopping.seed_means import over_seeds
+from trainable.adapters.ray import OBJECTIVE
 from trainable.config import TrialConfig
-from trainable.ray_adapter import OBJECTIVE
 
 _REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""

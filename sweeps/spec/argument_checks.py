@@ -1,6 +1,6 @@
 """Checks of arguments, whose keys the user's class or function defines: no model knows them.
 
-What must not live here: whether a class takes an argument (`trainable.optimizer_class`).
+What must not live here: whether a class takes an argument (`trainable.optim`).
 """
 
 from __future__ import annotations

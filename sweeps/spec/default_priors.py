@@ -12,7 +12,7 @@ from typing import Any
 
 from sweeps.spec.priors import Prior
 from sweeps.spec.space import Distribution
-from trainable.optimizer_config import OPTIMIZER_DEFAULTS
+from trainable.config import OPTIMIZER_DEFAULTS
 
 WIDE = 0.25
 """The width of a default's prior: for a rate over four powers of ten, one power of ten."""

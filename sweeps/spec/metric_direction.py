@@ -1,7 +1,7 @@
 """Warn of a metric whose name and mode contradict each other, such as `val/accuracy` and `min`.
 
 A name proves nothing, so a sweep is never refused for it. What must not live here: whether a
-metric is reported, which only the task shows (`trainable.first_batches`).
+metric is reported, which only the task shows (`trainable.check.first_batches`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The values that a sweep's file and task have without a search, as the first point to try.
 
 With it, a sweep can say what its search gained. What must not live here: the search space
-(`search_space`), and reading the task's own defaults (`trainable.inspect_task`).
+(`search_space`), and reading the task's own defaults (`trainable.check.inspect_task`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Refuse a resume after which trials could not be compared.
 
 Trials are comparable while the task's code, its data and certain keys of the spec stay the same.
-What must not live here: computing the digests (`trainable.fingerprint`).
+What must not live here: computing the digests (`trainable.user_code.fingerprint`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from sweeps.errors import OriginChanged
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
-from trainable.fingerprint import ARGUMENTS, differences
+from trainable.user_code.fingerprint import ARGUMENTS, differences
 
 FIXED = ("name", "metric", "mode")
 """Keys that never change: a ledger compares one metric in one mode, tracking uses the name."""

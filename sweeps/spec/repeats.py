@@ -14,7 +14,7 @@ from pydantic import Field
 from sweeps.errors import UserError
 from sweeps.formatting import shown
 from sweeps.statistics.over_seeds import SeedValue, combine
-from trainable.config_base import Section
+from trainable.config import Section
 
 
 class RepeatsConfig(Section):

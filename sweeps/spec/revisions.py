@@ -28,8 +28,8 @@ from sweeps.paths import FORMAT
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.yaml_scalars import write_flow
-from trainable.config_base import Section
-from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
+from trainable.config import Section
+from trainable.store.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")

@@ -40,8 +40,7 @@ from sweeps.spec.space_parser import parse_distribution
 from sweeps.stopping.registry import DEFAULT_RULE, RULES, parameters
 from sweeps.stopping.rule import StoppingRule
 from tracking.address import is_database
-from trainable.config import Mode
-from trainable.config_base import Number, Section, equal_to
+from trainable.config import Mode, Number, Section, equal_to
 
 Select = Literal["checkpoint", "final"]
 """What a trial's value is: its best one, which a checkpoint has, or that at its end."""

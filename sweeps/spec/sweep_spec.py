@@ -63,13 +63,13 @@ from trainable.config import (
     BudgetConfig,
     CheckpointConfig,
     Mode,
+    Section,
     TaskConfig,
     TrainConfig,
     TrialConfig,
     checkpoint_at_reports,
+    is_own,
 )
-from trainable.config_base import Section
-from trainable.optimizer_config import is_own
 from trainable.seeding import derive_seed
 
 VERSION = 1

@@ -19,7 +19,7 @@ from pydantic import Field
 from sweeps.stopping.metric_values import Minimize
 from sweeps.stopping.pausing_rules import PausingRule, Standing
 from sweeps.stopping.rule import StoppingRule
-from trainable.config_base import Number
+from trainable.config import Number
 
 
 class Pbt(StoppingRule):

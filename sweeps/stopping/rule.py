@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from sweeps.stopping.metric_values import Minimize, Value
 from sweeps.stopping.pausing_rules import PausingRule
-from trainable.config_base import Section
+from trainable.config import Section
 
 
 class TrialStopper(Protocol):

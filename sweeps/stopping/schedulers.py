@@ -27,7 +27,7 @@ from sweeps.stopping.pausing_rules import (
     minimize_of,
 )
 from sweeps.stopping.seed_means import SeedMeans, over_seeds
-from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
+from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 
 if TYPE_CHECKING:  # this package lies below the specs
     from sweeps.spec.spec import SweepSpec

@@ -36,8 +36,8 @@ from tracking.outbox_status import read_outbox
 from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import TrackingUnusable
 from trainable.config import TrialConfig
-from trainable.manifest import Generation
-from trainable.tested import RecordedTest, append_tested, read_tested, tested_rows
+from trainable.store.manifest import Generation
+from trainable.store.tested import RecordedTest, append_tested, read_tested, tested_rows
 
 _PATIENCE = 30.0
 """Seconds without a delivery after which the records are left to `sweep sync`."""
@@ -167,7 +167,7 @@ def _changed_code(view: SweepStatus) -> Iterator[str]:
     To add test data changes such a file. So this refuses nothing: model, training samples and
     validation samples were compared with those of the trial.
     """
-    from trainable.fingerprint import changed_files
+    from trainable.user_code.fingerprint import changed_files
 
     then = Ledger.open(view.paths.ledger).origin.code
     if then and (files := changed_files(view.spec.task.name, then)):

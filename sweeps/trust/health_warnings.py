@@ -1,6 +1,6 @@
 """State which trials had health warnings at their last report, a sentence for each kind.
 
-What must not live here: what is unhealthy (`trainable.health`).
+What must not live here: what is unhealthy (`trainable.watch.health`).
 """
 
 from __future__ import annotations

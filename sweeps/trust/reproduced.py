@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def first_difference(
     first: Sequence[Row], second: Sequence[Row], *, ignored: Collection[str] = ()
 ) -> Difference | None:
     """Return the first difference of two runs, as far as both have trained; None without one."""
-    from trainable.diagnostics import MEASURED  # which imports torch
+    from trainable.watch.diagnostics import MEASURED  # which imports torch
 
     end = min(rows[-1].step if rows else -1 for rows in (first, second))
     one, other = ({row.step: row.metrics for row in rows} for rows in (first, second))

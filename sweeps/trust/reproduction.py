@@ -3,7 +3,7 @@
 The new run has the trial's seeds, its threads and each configuration that it had, and ends where
 the trial's curve ends. Whenever it passes the step of a checkpoint that the trial has, the two
 states are compared. The sweep is only read. What must not live here: the comparison of two states
-(`trainable.compare_states`), and printing.
+(`trainable.check.compare_states`), and printing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from sweeps.view.sweep_status import SweepStatus
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
-from trainable.fingerprint import BUILT
-from trainable.local_ranks import local_ranks
-from trainable.manifest import best_first, read_manifest
-from trainable.metrics_file import Row, read_logged, read_rows
-from trainable.storage.local import LocalFiles
-from trainable.storage.regular_files import LARGEST_TEXT, read_regular
-from trainable.tested import TESTED
-from trainable.trial_log import RANK_LOGS, TRIAL_LOG
+from trainable.processes.local_ranks import local_ranks
+from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
+from trainable.store.local import LocalFiles
+from trainable.store.manifest import best_first, read_manifest
+from trainable.store.metrics_file import Row, read_logged, read_rows
+from trainable.store.regular_files import LARGEST_TEXT, read_regular
+from trainable.store.tested import TESTED
+from trainable.user_code.fingerprint import BUILT
 
 _NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, RANK_LOGS, TESTED, "checkpoints", "figures", ".*")
 FIRST, LATEST, BEST = "first", "latest", "best"
@@ -130,7 +130,7 @@ def _check_ignored(kept: _Kept, record: TrialSummary, ignored: Collection[str]) 
 
 
 def _measured() -> Collection[str]:
-    from trainable.diagnostics import MEASURED  # which imports torch
+    from trainable.watch.diagnostics import MEASURED  # which imports torch
 
     return MEASURED
 
@@ -329,7 +329,7 @@ class _Run:
         ]
 
     def _changed_code(self) -> list[str]:
-        from trainable.fingerprint import changed_files
+        from trainable.user_code.fingerprint import changed_files
 
         then = self.view.ledger.code
         return changed_files(self.view.spec.task.name, then) if then else []
@@ -346,7 +346,7 @@ def _machine(view: SweepStatus) -> Iterator[MachineDifference]:
 
 def _built_differences(source: Path, directory: Path) -> list[str]:
     """Return what of the model and the data the task builds differently, in words."""
-    from trainable.fingerprint import differences
+    from trainable.user_code.fingerprint import differences
 
     try:
         before, now = (
@@ -403,7 +403,7 @@ class _StateWatch:
         ]
 
     def _compare(self, generation: Generation, now: dict[str, Any]) -> None:
-        from trainable.compare_states import num_tensors, state_differences
+        from trainable.check.compare_states import num_tensors, state_differences
 
         try:
             then = self._store.load(generation)

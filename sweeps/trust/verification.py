@@ -31,8 +31,8 @@ from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME as OUTBOX_FILE
 from tracking.stored_runs import StoreUnreadable, choose_runs
 from trainable.errors import StorageError
-from trainable.metrics_file import CurveDamaged, read_logged
-from trainable.tested import tested_rows
+from trainable.store.metrics_file import CurveDamaged, read_logged
+from trainable.store.tested import tested_rows
 
 _BATCH_SIZE = 50
 _LARGEST = 1.7e308

@@ -19,7 +19,7 @@ from sweeps.spec.logged_params import flatten
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.view.sweep_status import SweepStatus
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 CLIPPED = "train/clip_fraction"
 _CONFIGURATION = ("budget.", "checkpoint.", "patience", "task.", "train.")

@@ -124,7 +124,7 @@ def sweep_objects(paths: SweepPaths, spec: SweepSpec) -> dict[str, int]:
     if prefix is None:
         return {}
     check_store(paths.directory, prefix)
-    from trainable.storage.objects import object_sizes
+    from trainable.store.objects import object_sizes
 
     return object_sizes(prefix)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from redaction.escapes import spreadsheet_cell
 from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.view.sweep_status import SweepStatus
-from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
-from trainable.storage.regular_files import LARGEST_CURVE, read_regular, replace_regular
-from trainable.tested import latest_tested
+from trainable.store.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
+from trainable.store.regular_files import LARGEST_CURVE, read_regular, replace_regular
+from trainable.store.tested import latest_tested
 
 _SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
 _SEED_COLUMNS = (*_SEED_COUNTS, "over_seeds", "standard_error")

@@ -1,6 +1,6 @@
 """What a trial printed, also while it prints more.
 
-What must not live here: writing the log (`trainable.trial_log`).
+What must not live here: writing the log (`trainable.processes.trial_log`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from redaction.escapes import visible
 from sweeps.view.sweep_status import SweepStatus
-from trainable.storage.regular_files import LARGEST_TEXT, open_regular
-from trainable.trial_log import RANK_LOGS, TRIAL_LOG
+from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
+from trainable.store.regular_files import LARGEST_TEXT, open_regular
 
 _POLL_SECONDS = 0.5
 

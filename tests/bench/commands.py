@@ -284,9 +284,9 @@ def write_large_sweep(root: Path) -> int:
 def _write_files(trial: Path, first: Path) -> None:
     """A checkpoint and a curve; all are one file, so that writing them is quick."""
     from tests.curves import append_rows
-    from trainable.manifest import Generation, format_manifest
-    from trainable.metrics_file import FILE_NAME, Row
-    from trainable.storage.generations import MANIFEST, STATE
+    from trainable.store.generations import MANIFEST, STATE
+    from trainable.store.manifest import Generation, format_manifest
+    from trainable.store.metrics_file import FILE_NAME, Row
 
     saved = f"checkpoints/step-{_STEPS:08d}"
     (trial / saved).mkdir(parents=True)

@@ -47,7 +47,7 @@ from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ShutdownNotices
 from sweeps.view.sweep_progress import SweepProgress
 from tests.bench.quality_problems import METRIC
-from trainable.ray_adapter import OBJECTIVE
+from trainable.adapters.ray import OBJECTIVE
 
 _T = TypeVar("_T")
 

@@ -19,7 +19,7 @@ from tests.bench.ranks_problems import EPOCHS, LR, MAX_NORM, PROBLEMS, RANKS, Ra
 from tests.bench.table import Goal, Result, Sample, interleave, not_measured
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.local_ranks import local_ranks
+from trainable.processes.local_ranks import local_ranks
 
 _WARM_UP = 2
 _GPU_ROWS = ("step over NCCL", "the same bits in every run over NCCL", "overlap with backward")

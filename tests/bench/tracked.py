@@ -26,7 +26,7 @@ from tests.chaos.scripted_proxy import Proxy, done_late
 from tests.tracking_server import start_tracking_server
 from tracking.outbox_recorder import OutboxRecorder
 from tracking.recorder import NullRecorder, Recorder
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 _EPOCHS, _SMOKE_EPOCHS = 60, 3
 _BLOCKS_OF_A_REPEAT = 3

@@ -67,8 +67,8 @@ def saves(directory: Path, acknowledge: Acknowledge) -> None:
 
 def curve(directory: Path, acknowledge: Acknowledge) -> None:
     """Go on with a curve at step 2, and log three more rows."""
-    from trainable.metrics_file import History, Row
-    from trainable.storage.local import LocalFiles
+    from trainable.store.local import LocalFiles
+    from trainable.store.metrics_file import History, Row
 
     files = LocalFiles.of(directory)
     files.open()
@@ -106,7 +106,7 @@ def ledger(directory: Path, acknowledge: Acknowledge) -> None:
 def outbox(directory: Path, acknowledge: Acknowledge) -> None:
     """Queue rows, deliver some of them, queue more and an artifact."""
     from tracking.outbox import Outbox
-    from trainable.metrics_file import Row
+    from trainable.store.metrics_file import Row
 
     opened = Outbox(directory)
     opened.append(0, "start", {"params": {}})
@@ -151,10 +151,10 @@ PROGRAMS: dict[str, Program] = {
     "creation": creation,
 }
 _IMPORTS = {
-    "saves": ["trainable.checkpoint", "trainable.snapshot"],
-    "curve": ["trainable.metrics_file"],
+    "saves": ["trainable.checkpoint", "trainable.store.snapshot"],
+    "curve": ["trainable.store.metrics_file"],
     "ledger": ["sweeps.ledger.ledger", "tests.chaos.spaces"],
-    "outbox": ["tracking.outbox", "trainable.metrics_file"],
+    "outbox": ["tracking.outbox", "trainable.store.metrics_file"],
     "creation": ["sweeps.run.session", "sweeps.spec.provenance_check", "sweeps.spec.spec"],
 }
 

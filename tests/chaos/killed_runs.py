@@ -21,14 +21,14 @@ from tests.chaos.kill_cases import Case
 from tests.chaos.sampled_data import sampled
 from tests.optimizers import TwoOptimizers
 from trainable.build import open_trainer
-from trainable.compare_states import operations
+from trainable.check.compare_states import operations
 from trainable.config import TrialConfig
-from trainable.diagnostics import MEASURED
 from trainable.loop import Trainer
-from trainable.metrics_file import read_rows
 from trainable.ranks import ALONE, Ranks
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
+from trainable.watch.diagnostics import MEASURED
 
 EPOCHS, SAMPLES, BATCH = 4, 20, 6  # four windows an epoch, the last one of two samples
 BUDGETS = {  # sixteen windows, and three reports or more

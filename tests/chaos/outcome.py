@@ -18,8 +18,8 @@ from tests.chaos.killed_runs import curve
 from tests.chaos.probe_task import KINDS
 from tests.chaos.sandbox import Sandbox
 from tests.chaos.tracking_service import Run, read_store
-from trainable.diagnostics import MEASURED
 from trainable.errors import AllCheckpointsDamaged
+from trainable.watch.diagnostics import MEASURED
 
 
 @dataclass

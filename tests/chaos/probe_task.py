@@ -29,8 +29,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from trainable import Data, Task, heartbeat
-from trainable.storage.local import LocalFiles
+from trainable import Data, Task
+from trainable.store.local import LocalFiles
+from trainable.watch import heartbeat
 
 VARIABLE = "CHAOS_PROBE"
 KINDS = ("forward", "backward", "validation", "snapshot", "shard")
@@ -39,7 +40,7 @@ RESET = "reset"
 """A further place, once the deed `watch_reset` was done: after the last report of a trial."""
 _PATIENCE_SECONDS = 180.0
 _REMEMBERED = 20
-_INSPECTS = getattr(sys.modules["__main__"].__spec__, "name", "") == "trainable.inspect_task"
+_INSPECTS = getattr(sys.modules["__main__"].__spec__, "name", "") == "trainable.check.inspect_task"
 """Whether this process computes the first batches before a sweep, whose passes are no trial's."""
 
 

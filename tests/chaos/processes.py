@@ -32,7 +32,7 @@ from tests.chaos.killed_runs import differences, ending, open_case, train
 from tests.time_limits import scaled
 from trainable.errors import RankLost
 from trainable.group_joining import GroupPlace, listen
-from trainable.rank_group import RankGroup
+from trainable.parallel.rank_group import RankGroup
 from trainable.ranks import ALONE, Ranks
 
 ENDED, DEAD, FAILED, LOST = 0, 1, 2, 3

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.faults import Faults
 from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 HOUR = 3600
 

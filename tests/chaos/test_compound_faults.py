@@ -30,7 +30,7 @@ from tests.chaos.invariants import (
 from tests.chaos.kill_cases import SEED
 from tests.chaos.probe_task import KINDS
 from trainable.checkpoint import CheckpointStore
-from trainable.storage.generations import STATE
+from trainable.store.generations import STATE
 
 CASES, FAULTS, SLICE = int(os.environ.get("CHAOS_COMPOUND", "12")), 3, 1
 _PAGE = 4096

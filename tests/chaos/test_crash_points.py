@@ -32,8 +32,8 @@ from tests.make_trials import ask
 from tracking.metric_points import unpack
 from tracking.outbox import Outbox
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import History, Row, read_rows
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row, read_rows
 
 Check = Callable[[Remains], None]
 

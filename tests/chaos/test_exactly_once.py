@@ -34,8 +34,8 @@ DELIVERY_PLACES = {
 # In the first trial: its third generation is that of its first epoch; its third report is its
 # last, whose generation is committed before it is told.
 WORKER_PLACES = {
-    "a commit and what follows": "trainable.storage.local:LocalFiles.commit:-3",
-    "the last commit and its report": "trainable.trial_run:TrialRun._next_report:-3",
+    "a commit and what follows": "trainable.store.local:LocalFiles.commit:-3",
+    "the last commit and its report": "trainable.processes.trial_run:TrialRun._next_report:-3",
 }
 
 

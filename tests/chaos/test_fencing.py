@@ -16,7 +16,7 @@ import pytest
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 ROOT = Path(__file__).parents[2]
 # Trains, and stops itself at the given place until it is told to go on.
@@ -24,8 +24,10 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from trainable import TrialConfig, metrics_file, open_trainer
-from trainable.storage.local import LocalFiles
+from trainable import TrialConfig
+from trainable.store import metrics_file
+from trainable import open_trainer
+from trainable.store.local import LocalFiles
 
 directory, place = Path(sys.argv[1]), sys.argv[2]
 config = TrialConfig.model_validate({

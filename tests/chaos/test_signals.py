@@ -84,7 +84,7 @@ def _has(driver: Driver, is_it: Callable[[psutil.Process], bool]) -> bool:
 
 
 def _in_preflight(driver: Driver) -> bool:
-    return _has(driver, lambda child: "trainable.inspect_task" in " ".join(child.cmdline()))
+    return _has(driver, lambda child: "trainable.check.inspect_task" in " ".join(child.cmdline()))
 
 
 def _starting_ray(driver: Driver) -> bool:

@@ -32,13 +32,13 @@ from sweeps.engine import worker_launcher
 from sweeps.engine.ray_compat import environment, ray_internals, tune_internals
 from sweeps.stopping.schedulers import StopperScheduler
 from tests.integration.commandline import wait_until
-from trainable.ray_adapter import TuneTrial
+from trainable.adapters.ray import TuneTrial
 
 NODE = "sweeps/engine/ray_compat/ray_internals.py"
 TUNE = "sweeps/engine/ray_compat/tune_internals.py"
 VARIABLES = "sweeps/engine/ray_compat/environment.py"
 LAUNCHER = "sweeps/engine/worker_launcher.py"
-ADAPTER = "trainable/ray_adapter.py"
+ADAPTER = "trainable/adapters/ray.py"
 SCHEDULERS = "sweeps/stopping/schedulers.py"
 
 CONTROLLER = "ray.tune.execution.tune_controller.TuneController"
@@ -586,5 +586,5 @@ def test_results_of_a_trainable() -> None:
     with relied_on("ray.tune.result", ADAPTER):
         assert _find("ray.tune.result.DONE") == "done"
         assert _find("ray.tune.result.SHOULD_CHECKPOINT") == "should_checkpoint"
-    with relied_on("RAY_RAYLET_PID", "trainable/raylet_watch.py"):
+    with relied_on("RAY_RAYLET_PID", "trainable/adapters/ray_ranks.py"):
         assert "RAY_RAYLET_PID" in _find("ray._private.ray_constants").RAY_INTERNAL_FLAGS

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from trainable.check.testing import check_task
 from trainable.errors import TaskError
 from trainable.find_task import load_task
 from trainable.losses import cross_entropy
 from trainable.task import Data, Task
-from trainable.task_registry import BUILT_IN
-from trainable.testing import check_task
+from trainable.user_code.task_import import BUILT_IN
 
 
 class Good(Task):

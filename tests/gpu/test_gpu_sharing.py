@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainable import memory_probe
 from trainable.build import open_trainer
+from trainable.check import memory_probe
 from trainable.config import TrialConfig
 from trainable.data import TensorSource
 from trainable.loop import Trainer

@@ -15,8 +15,8 @@ import torch
 
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.local_ranks import local_ranks
 from trainable.loop import Trainer
+from trainable.processes.local_ranks import local_ranks
 
 NEEDS_TWO = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="two ranks over NCCL need two CUDA devices"

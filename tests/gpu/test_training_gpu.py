@@ -20,9 +20,9 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import NonFiniteLoss, OutOfMemory
 from trainable.loop import Trainer
-from trainable.metrics_file import read_rows
 from trainable.precision import resolve_precision
 from trainable.step import Step
+from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
 
 DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda:0")

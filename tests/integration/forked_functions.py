@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainable import fork_template
+from trainable.processes import fork_template
 
 
 def report(connection: Connection, name: str, *does: str) -> None:

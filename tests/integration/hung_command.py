@@ -16,7 +16,7 @@ import psutil
 
 from sweeps.engine.process_cleanup import scratch_directory
 from sweeps.sweep_lock import read_holder
-from trainable.heartbeat import DUMP_STACKS
+from trainable.watch.heartbeat import DUMP_STACKS
 
 _DUMP_SECONDS, _END_SECONDS = 2.0, 30.0
 _LAST_LINES = 40

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commandline import CommandLine, wait_until
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -137,7 +137,7 @@ def test_command_that_imports_a_task_in_another_hash_order_fails() -> None:
     # what holds the next command to it
     code = (
         "import os, sys; os.environ['PYTHONHASHSEED'] = '0'\n"
-        "from trainable.task_import import check_hash_order; check_hash_order()"
+        "from trainable.user_code.task_import import check_hash_order; check_hash_order()"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
     for seed, code_of_end in ((None, 1), ("0", 0)):

@@ -6,7 +6,7 @@ import psutil
 
 from sweeps.spec.spec import load_spec
 from tests.integration.commandline import CommandLine, wait_until
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 EXAMPLE = "sweeps/examples/digits.yaml"
 

@@ -18,7 +18,7 @@ from sweeps.spec.revisions import read_spec
 from tests.chaos.killed_runs import curve
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 

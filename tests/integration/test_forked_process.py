@@ -16,7 +16,7 @@ import pytest
 
 from sweeps.engine import fork_server
 from tests.time_limits import Deadline
-from trainable.forked_process import ForkedProcess, template_command
+from trainable.processes.forked_process import ForkedProcess, template_command
 
 pytestmark = pytest.mark.integration
 
@@ -102,7 +102,7 @@ def test_all_that_a_process_leaves_ends_with_it(
 ACTOR = f"""
 import sys
 from sweeps.engine import fork_server
-from trainable.forked_process import ForkedProcess
+from trainable.processes.forked_process import ForkedProcess
 sys.path.insert(0, sys.argv[1])
 forked = ForkedProcess(fork_server.template_command())
 for does in sys.argv[2:]:

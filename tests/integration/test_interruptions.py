@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 # Some five seconds a trial, in few and heavy steps: a signal comes in the middle of several of
 # them.

@@ -45,10 +45,10 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig, TrialConfig
 from trainable.errors import StorageError, WriterReplaced
 from trainable.evaluate_test import evaluate_test
-from trainable.storage import objects
-from trainable.storage.generations import MANIFEST, STATE
-from trainable.storage.locate import files_of
-from trainable.storage.objects import StoreUnusable, connect, probe
+from trainable.store import objects
+from trainable.store.generations import MANIFEST, STATE
+from trainable.store.locate import files_of
+from trainable.store.objects import StoreUnusable, connect, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from sweeps.ledger.reader import LedgerReader
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 

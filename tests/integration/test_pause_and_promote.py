@@ -16,7 +16,7 @@ from sweeps.ledger.reader import LedgerReader
 from tests.chaos.killed_runs import differences, without_measured
 from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 

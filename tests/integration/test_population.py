@@ -23,9 +23,9 @@ from tests.chaos.killed_runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.local_ranks import local_ranks
-from trainable.metrics_file import read_rows
-from trainable.storage.local import LocalFiles
+from trainable.processes.local_ranks import local_ranks
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import read_rows
 from trainable.warm_start import inherited
 
 SPEC = """

@@ -16,8 +16,8 @@ from mlflow import MlflowClient
 
 from sweeps.recording.downsampling import thin_rows
 from tests.integration.commandline import CommandLine
-from trainable.metrics_file import Row, read_rows
 from trainable.precision import device_name, find_device
+from trainable.store.metrics_file import Row, read_rows
 
 pytestmark = pytest.mark.usefixtures("module_store")
 

@@ -20,14 +20,14 @@ from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.mlflow_server import MlflowServer
-from trainable.storage import objects
+from trainable.store import objects
 
 PREFIX = f"s3://{BUCKET}/team"
 STORED = f"storage: {{checkpoints: '{PREFIX}'}}"
 KILLED = """
 import os, signal
 from sweeps.cli.app import app
-from trainable.storage import objects
+from trainable.store import objects
 def remove_one(prefix):
     first = min(objects.object_sizes(prefix))
     objects.connect().fs.delete_file(first)

@@ -19,7 +19,7 @@ from tests.integration.browser import photograph, require_chromium
 from tests.integration.report_reader import axes, colours, named, open_report, traces
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 SPACE = (
     "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, "

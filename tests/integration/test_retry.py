@@ -12,7 +12,7 @@ from mlflow.entities import ViewType
 from sweeps.spec.revisions import read_spec
 from tests.integration.commandline import CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 

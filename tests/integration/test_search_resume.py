@@ -27,7 +27,7 @@ from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tracking.recorder import NullRecorder
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 SPEC = """
 name: quad

@@ -53,9 +53,9 @@ from tracking.delivery import Delivery
 from tracking.outbox import Outbox
 from tracking.outbox_recorder import OutboxRecorder
 from trainable.checkpoint import CheckpointStore
-from trainable.manifest import STATE, Generation, format_manifest, read_state
-from trainable.metrics_file import History, Row, read_rows
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.manifest import STATE, Generation, format_manifest, read_state
+from trainable.store.metrics_file import History, Row, read_rows
 
 SPEC = """
 name: quad

@@ -15,7 +15,7 @@ from mlflow.entities import Run
 
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 

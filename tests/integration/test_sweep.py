@@ -31,7 +31,7 @@ from tests.time_limits import scaled
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
 from trainable.find_task import load_task
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 STATES = {"waiting", "running", "complete", "pruned", "failed"}
 

@@ -7,8 +7,8 @@ from mlflow import MlflowClient
 
 from sweeps import Sweep
 from tests.integration.commandline import CommandLine
-from trainable.metrics_file import read_rows
-from trainable.tested import read_tested
+from trainable.store.metrics_file import read_rows
+from trainable.store.tested import read_tested
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -28,7 +28,7 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.idle_process import start_idle
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 NAMES = [
     "figures/grad_norm.png",

@@ -29,7 +29,7 @@ from sweeps.sweep_lock import SweepLock
 from tests.golden.messages import compare_messages
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.inspect_task import _answer
+from trainable.check.inspect_task import _answer
 
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.optional_packages import needs_imports_of
 from trainable import TrialConfig, check_task, load_task, open_trainer, read_rows
-from trainable.diagnostics import MEASURED
+from trainable.watch.diagnostics import MEASURED
 
 ROOT = Path(__file__).parents[2]
 _PAGES = (

@@ -13,7 +13,7 @@ import pytest
 from tests.integration import hung_command
 from tests.integration.hung_command import _catches, end_hung_command
 from tests.time_limits import Deadline
-from trainable.heartbeat import DUMP_STACKS
+from trainable.watch.heartbeat import DUMP_STACKS
 
 _HANGS = f"""
 import faulthandler, subprocess, time

@@ -25,7 +25,7 @@ from trainable.config import TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
 from trainable.logged import NOTED, Log
-from trainable.metrics_file import LOGGED, read_rows
+from trainable.store.metrics_file import LOGGED, read_rows
 from trainable.task import Data, Task
 
 MIB = 1 << 20

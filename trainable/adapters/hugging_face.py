@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from trainable.errors import CheckpointError, ConfigError
-from trainable.loop_context import Context
-from trainable.loop_steps import PER_RANK
+from trainable.loop_context import PER_RANK, Context
 
 try:
     from transformers import TrainerCallback, TrainingArguments

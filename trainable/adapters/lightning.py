@@ -52,9 +52,8 @@ from trainable.adapters.lightning_module import (
 )
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.logged import is_reported_name
-from trainable.rank_group import ranks_here
-from trainable.sums import Sums, add_value
+from trainable.logged import Sums, add_value, is_reported_name
+from trainable.parallel.rank_group import ranks_here
 from trainable.task import Batch, Data, Task
 
 _OPTIMIZERS: WeakKeyDictionary[LightningTask, torch.optim.Optimizer] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainable.errors import TaskError
-from trainable.rank_group import ranks_here
+from trainable.parallel.rank_group import ranks_here
 
 OWN_LOOP = "write your own loop (docs/guides/own-loop.md)"
 _ON_STEP_END = "define on_step_end(self, step) in the task"

@@ -6,8 +6,8 @@ has one line that says why. `tests/contract/test_ray_compat.py` asserts what eac
 on, and `docs/internals/ray-compatibility.md` lists them.
 
 Two files outside this package also use private parts of Ray, because they must not import it:
-`worker_launcher`, which every worker runs before anything else, and `trainable.raylet_watch`. What
-must not live here: a decision about trials or sweeps.
+`worker_launcher`, which every worker runs before anything else, and
+`trainable.adapters.ray_ranks`. What must not live here: a decision about trials or sweeps.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 from sweeps.trust.audit.data import Clipping
-from trainable.fingerprint import BUILT
-from trainable.metrics_file import FILE_NAME
-from trainable.storage.regular_files import LARGEST_CURVE, LARGEST_TEXT, open_regular, read_regular
+from trainable.store.metrics_file import FILE_NAME
+from trainable.store.regular_files import LARGEST_CURVE, LARGEST_TEXT, open_regular, read_regular
+from trainable.user_code.fingerprint import BUILT
 
 _WHOLE = 8 << 20
 """A longer file is read in parts: a long training has gigabytes of rows."""

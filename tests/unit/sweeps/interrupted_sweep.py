@@ -20,8 +20,8 @@ from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
 from tracking.outbox_recorder import OutboxRecorder
-from trainable.metrics_file import History, Row
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row
 
 NAME = "chaos"
 CHECKPOINT = "trials/0000/checkpoints/step-00000015"

@@ -19,8 +19,8 @@ from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from sweeps.view.sweep_status import SweepStatus
 from tests.make_trials import proposal
-from trainable.metrics_file import History, Row
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row
 
 SPEC = """
 name: {name}

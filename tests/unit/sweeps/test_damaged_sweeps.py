@@ -24,7 +24,7 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.interrupted_sweep import FILES, interrupted
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_status import read_outbox
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 Damage = Callable[[Path, random.Random], None]
 

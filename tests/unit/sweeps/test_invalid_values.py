@@ -16,7 +16,7 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.sweep_lock import read_holder
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
-from trainable.metrics_file import FILE_NAME, CurveDamaged, Row, read_rows
+from trainable.store.metrics_file import FILE_NAME, CurveDamaged, Row, read_rows
 
 NESTED = "[" * 100_000
 

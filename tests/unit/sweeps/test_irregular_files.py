@@ -29,8 +29,8 @@ from tests.time_limits import scaled
 from tests.unit.sweeps.interrupted_sweep import CHECKPOINT, interrupted
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
-from trainable.storage.regular_files import UNLIMITED, IrregularFile, open_regular
-from trainable.trial_log import TrialLog
+from trainable.processes.trial_log import TrialLog
+from trainable.store.regular_files import UNLIMITED, IrregularFile, open_regular
 
 RUN = "trials/0000"
 FILES = [

@@ -361,7 +361,7 @@ def test_unreadable_lock_is_seen_as_held(path: Path, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patched:
         patched.setattr("sweeps.sweep_lock.open_regular", refuse)
-        patched.setattr("trainable.storage.regular_files.open_regular", refuse)
+        patched.setattr("trainable.store.regular_files.open_regular", refuse)
         assert is_held(path)
         assert read_holder(path) is None
     lock.release()

@@ -19,7 +19,7 @@ from sweeps.spec.provenance_check import Origin
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec, trial_yaml
 from trainable.build import open_trainer
-from trainable.fingerprint import code_digests
+from trainable.user_code.fingerprint import code_digests
 
 MODULE = "arms_of_a_spiral"
 TASK = """

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trainable.errors import CheckpointError
-from trainable.snapshot import parse_state
+from trainable.store.snapshot import parse_state
 
 
 def _saved(state: object) -> bytes:

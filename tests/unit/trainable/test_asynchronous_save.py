@@ -15,9 +15,9 @@ from tests.saved_objects import Seen
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import CheckpointError, StorageError
-from trainable.snapshot import Snapshots, parse_state, snapshot, write_state
-from trainable.storage.local import LocalFiles
-from trainable.storage.objects import ObjectFiles
+from trainable.store.local import LocalFiles
+from trainable.store.objects import ObjectFiles
+from trainable.store.snapshot import Snapshots, parse_state, snapshot, write_state
 
 
 class Gated(LocalFiles):

@@ -13,9 +13,8 @@ from trainable.batch_norm import (
     synchronize_batch_norm,
 )
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import WindowPlan
+from trainable.data import SampledPlan, WindowPlan
 from trainable.errors import ConfigError
-from trainable.samplers import SampledPlan
 from trainable.streams import StreamPlan
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

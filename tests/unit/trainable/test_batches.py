@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from trainable.batches import move, pin
+from trainable.data import move, pin
 from trainable.errors import TaskError
 
 META = torch.device("meta")

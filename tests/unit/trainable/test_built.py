@@ -19,9 +19,9 @@ from trainable.build import open_trainer
 from trainable.built import summarise, summarise_data
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.fingerprint import BUILT, differences
 from trainable.seeding import HostRngState
 from trainable.task import Data, Task
+from trainable.user_code.fingerprint import BUILT, differences
 
 
 class Samples(Dataset[Any]):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trainable.gradient_sums import CarriedNumbers, can_carry, num_values
+from trainable.parallel.gradient_sums import CarriedNumbers, can_carry, num_values
 
 NUMBERS = [
     [0.1, 1e300, -0.0, 5e-324, math.inf, 3.0],

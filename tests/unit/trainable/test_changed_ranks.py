@@ -12,8 +12,8 @@ from tests.rank_training import Groups, config, curve, to_end
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
-from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
+from trainable.processes.local_ranks import LocalRanks
 
 pytestmark = pytest.mark.integration
 

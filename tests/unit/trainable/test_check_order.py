@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trainable.check.inspect_task import inspect_config
+from trainable.check.memory_probe import run_two_steps
+from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig
 from trainable.export import load_model
-from trainable.inspect_task import inspect_config
-from trainable.memory_probe import run_two_steps
 from trainable.task import Batch, Data, Task
-from trainable.testing import check_task
 
 _calls: list[list[str]] = []
 """The methods of each task, in the order of their first calls; no state of a task."""

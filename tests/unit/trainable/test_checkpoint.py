@@ -19,8 +19,8 @@ from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError, WriterReplaced
 from trainable.export import export_weights
-from trainable.manifest import format_manifest
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.manifest import format_manifest
 
 
 def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=None):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainable.compare_states import StateDifference, num_tensors, state_differences
+from trainable.check.compare_states import StateDifference, num_tensors, state_differences
 
 NAN = float("nan")
 

@@ -15,15 +15,15 @@ from torch import nn
 
 import trainable
 from tracking.limits import clean_key
-from trainable.diagnostics import LayerNorms, Throughput
+from trainable.config import OptimizerConfig, ScheduleConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.optim import build_optimizer
-from trainable.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, preserved_host_rng, set_determinism, set_seed
 from trainable.task import decay_groups
 from trainable.train_state import TrainState
+from trainable.watch.diagnostics import LayerNorms, Throughput
 
 CPU = torch.device("cpu")
 
@@ -438,7 +438,8 @@ HEAVY = "[m for m in ('torch', 'ray', 'numpy', 'sklearn', 'mlflow') if m in sys.
     "statement",
     [
         "import trainable",
-        "import trainable.config, trainable.errors, trainable.seeding, trainable.metrics_file",
+        "import trainable.config, trainable.errors, trainable.seeding",
+        "import trainable.store.metrics_file",
         "from trainable import TrialConfig, Row, read_rows",
     ],
 )

@@ -8,9 +8,8 @@ import pickle
 
 import pytest
 
-from trainable.config import TrainConfig, TrialConfig
-from trainable.config_reads import record_reads
-from trainable.optimizer_config import OptimizerConfig
+from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
+from trainable.loop_context import record_reads
 
 PLAIN = TrialConfig.model_validate(
     {

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from tests.message_parts import assert_parts
-from trainable.build import open_trainer
+from trainable.build import check_loop, open_trainer
+from trainable.check.inspect_task import inspect_config
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TaskConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
-from trainable.diagnostics import MEASURED
 from trainable.errors import (
     CheckpointError,
     ConfigError,
@@ -29,10 +29,9 @@ from trainable.errors import (
     WithoutEffect,
 )
 from trainable.export import export_weights
-from trainable.inspect_task import inspect_config
-from trainable.loop_checks import check_loop
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 from trainable.train_state import check_state
+from trainable.watch.diagnostics import MEASURED
 
 LOOPS = """
 import os, random

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainable.evaluation import _fetched
-from trainable.sums import add_value, means
+from trainable.logged import add_value, means
 
 # What cannot be known on the host before the device has computed it.
 _FETCHING = ("_local_scalar_dense", "equal", "nonzero", "masked_select")

@@ -16,10 +16,10 @@ from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.evaluate_test import evaluate_test
 from trainable.losses import Weight, cross_entropy
-from trainable.manifest import Generation
-from trainable.metrics_file import CurveDamaged
+from trainable.store.manifest import Generation
+from trainable.store.metrics_file import CurveDamaged
+from trainable.store.tested import TESTED, RecordedTest, append_tested, read_tested
 from trainable.task import Batch, Data, Task
-from trainable.tested import TESTED, RecordedTest, append_tested, read_tested
 
 FORM: dict[str, Any] = {}
 """What the task of these tests does; a configuration cannot hold functions."""

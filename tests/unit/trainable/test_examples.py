@@ -17,11 +17,11 @@ from sweeps.engine.task_check import TaskInspector
 from sweeps.spec.spec import load_spec
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError
 from trainable.find_task import load_loop, load_task
 from trainable.loop_context import Context
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
+from trainable.watch.diagnostics import MEASURED
 
 EXAMPLES = Path(str(files("sweeps.examples")))
 NEEDS_ACCELERATE = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainable.exception_text import LONGEST_REASON, reason_of, traceback_of
+from trainable.failures import LONGEST_REASON, reason_of, traceback_of
 
 
 def _raised(error: BaseException) -> BaseException:

@@ -17,11 +17,11 @@ from torchvision.datasets import FashionMNIST
 from sweeps.spec.spec import load_spec
 from trainable import figures
 from trainable.build import open_trainer
+from trainable.check.testing import check_task
 from trainable.config import BudgetConfig, CheckpointConfig
 from trainable.errors import ConfigError
 from trainable.find_task import load_task
-from trainable.metrics_file import read_rows
-from trainable.testing import check_task
+from trainable.store.metrics_file import read_rows
 
 SAMPLES = 50
 

@@ -15,7 +15,7 @@ from tests.curves import append_rows
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from trainable.find_task import load_task
-from trainable.fingerprint import changed_files, code_digests, tensor_digest
 from trainable.task import Data, Task
+from trainable.user_code.fingerprint import changed_files, code_digests, tensor_digest
 
 
 def _digest(path: Path) -> str:

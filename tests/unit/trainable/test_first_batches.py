@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from tests.golden.messages import compare_messages
-from trainable import first_batches
 from trainable.build import Parts, build_parts
-from trainable.diagnostics import LayerNorms
+from trainable.check import first_batches
+from trainable.check.first_batches import FirstBatches, checkpoint_bytes, reported_names
+from trainable.check.testing import check_task
 from trainable.errors import ConfigError, TaskError, TrainingError
-from trainable.first_batches import FirstBatches, checkpoint_bytes, reported_names
 from trainable.seeding import HostRngState
 from trainable.task import Data, Task
-from trainable.testing import check_task
+from trainable.watch.diagnostics import LayerNorms
 
 CPU = torch.device("cpu")
 

@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.golden.messages import compare_messages
 from trainable.build import build_parts
+from trainable.check.task_checks import quick_check
 from trainable.errors import TaskError
 from trainable.forms import result_problem
 from trainable.task import Data, Task, check_data
-from trainable.task_checks import quick_check
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

@@ -13,7 +13,7 @@ from tests.saved_objects import saved_values
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import TaskError
-from trainable.local_ranks import LocalRanks
+from trainable.processes.local_ranks import LocalRanks
 
 pytestmark = pytest.mark.integration
 

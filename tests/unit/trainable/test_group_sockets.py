@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from trainable.collectives import GroupSockets
+from trainable.parallel.collectives import GroupSockets
 
 
 def test_only_sockets_of_the_group_are_shut_down() -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.saved_objects import Seen
-from trainable import health
-from trainable.health import HealthMonitor
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 from trainable.task import Data
+from trainable.watch import health
+from trainable.watch.health import HealthMonitor
 
 pytestmark = pytest.mark.seeds("S22")
 

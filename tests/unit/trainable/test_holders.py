@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.trainable.holders_task import MADE, PLACES, REFUSABLE
-from trainable.compare_states import state_differences
+from trainable.check.compare_states import state_differences
 from trainable.errors import TaskError
-from trainable.user_code import keep_caches_reachable
+from trainable.user_code.task_import import keep_caches_reachable
 
 
 @pytest.fixture

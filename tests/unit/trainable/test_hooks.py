@@ -13,20 +13,19 @@ from torch import nn
 
 from tests.optimizers import TwoOptimizers
 from trainable.build import build_parts
+from trainable.check.first_batches import FirstBatches
+from trainable.check.rehearsal import rehearse
+from trainable.check.task_checks import quick_check
+from trainable.check.testing import check_task
 from trainable.config import TaskConfig
-from trainable.diagnostics import MEASURED
 from trainable.errors import TaskError
 from trainable.export import load_model
-from trainable.first_batches import FirstBatches
 from trainable.hooks import HOOKS
-from trainable.logged import Log
-from trainable.metrics_file import read_rows
-from trainable.optimizers import members
-from trainable.rehearsal import rehearse
-from trainable.sums import means
+from trainable.logged import Log, means
+from trainable.optim import members
+from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
-from trainable.task_checks import quick_check
-from trainable.testing import check_task
+from trainable.watch.diagnostics import MEASURED
 
 
 class Curriculum(Task):

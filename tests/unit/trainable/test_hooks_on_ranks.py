@@ -10,7 +10,7 @@ import pytest
 from tests.rank_training import Runs, config, curve, newest_state, to_end, train_in_turn
 from tests.saved_objects import saved_values
 from trainable.build import open_trainer
-from trainable.compare_states import state_differences
+from trainable.check.compare_states import state_differences
 from trainable.config import TrialConfig
 from trainable.errors import TaskError
 from trainable.loop import Trainer

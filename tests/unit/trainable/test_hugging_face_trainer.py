@@ -15,8 +15,8 @@ from torch import nn
 from tests.optional_packages import skip_without
 from trainable import Context, TrialConfig, open_trainer, read_rows
 from trainable.custom_loop import CustomLoop
-from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError, ConfigError
+from trainable.watch.diagnostics import MEASURED
 
 skip_without("transformers", "accelerate")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import gc
 
-from trainable.lazy_imports import without_collection
+from trainable.process_start import without_collection
 
 
 class _Made:

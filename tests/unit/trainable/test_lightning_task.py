@@ -15,8 +15,8 @@ from tests.chaos.killed_runs import differences, without_measured
 from tests.optional_packages import needs, skip_without
 from trainable import TrialConfig, load_task, open_trainer, read_rows
 from trainable.checkpoint import CheckpointStore
-from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, TaskError
+from trainable.watch.diagnostics import MEASURED
 
 skip_without("lightning", "torchmetrics")
 

@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import pytest
 
-from trainable.metrics_file import History, Row
-from trainable.storage.durable import make_directory, replace_file, sync_file
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row
+from trainable.store.regular_files import make_directory, replace_file, sync_file
 
 
 class Disk:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.time_limits import Deadline
 from trainable.errors import RankFailed, RankLost
-from trainable.local_ranks import LocalRanks
+from trainable.processes.local_ranks import LocalRanks
 
 
 @pytest.mark.integration
@@ -38,7 +38,7 @@ def test_ranks_answer_or_say_why_not() -> None:
 def test_ranks_end_with_their_parent() -> None:
     code = (
         "import os, psutil\n"
-        "from trainable.local_ranks import LocalRanks\n"
+        "from trainable.processes.local_ranks import LocalRanks\n"
         "ranks = LocalRanks(2)\n"
         "print(psutil.Process().children()[0].pid, flush=True)\n"
         "os._exit(0)\n"

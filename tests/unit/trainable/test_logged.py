@@ -13,7 +13,7 @@ from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
 from trainable.logged import MAX_NAMES, NOTED, Log, close_run, current_run, log_of, means, run_log
 from trainable.loop_context import Context
-from trainable.metrics_file import logged_files, read_logged, read_rows
+from trainable.store.metrics_file import logged_files, read_logged, read_rows
 from trainable.task import Task
 
 

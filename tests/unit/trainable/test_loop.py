@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from trainable.build import build_parts
-from trainable.diagnostics import MEASURED, memory_in_use, memory_since_report
 from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
@@ -26,8 +25,9 @@ from trainable.errors import (
     OutOfMemory,
     TaskError,
 )
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
+from trainable.watch.diagnostics import MEASURED, memory_in_use, memory_since_report
 
 
 def _task(toy, **methods):
@@ -312,7 +312,7 @@ def test_error_is_kept_when_the_device_is_lost(tmp_path, opened, configure, toy,
         raise RuntimeError("an illegal memory access was encountered")
 
     trainer = opened(configure(), tmp_path, _task(toy, loss=loss))
-    monkeypatch.setattr("trainable.step_rows.fetch_values", lost)
+    monkeypatch.setattr("trainable.loop.fetch_values", lost)
     with pytest.raises(KeyError, match="token"):
         list(trainer.events())
 

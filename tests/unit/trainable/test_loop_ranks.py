@@ -13,11 +13,11 @@ import torch
 from tests.loop_cases import Case, config_of, other_ranks
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, RankFailed, RankLost, TaskError
-from trainable.loop_steps import restored_state
-from trainable.metrics_file import read_rows
+from trainable.loop_context import restored_state
 from trainable.ranks import ALONE, Ranks
+from trainable.store.metrics_file import read_rows
+from trainable.watch.diagnostics import MEASURED
 
 pytestmark = [
     pytest.mark.integration,

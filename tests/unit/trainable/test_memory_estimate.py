@@ -8,10 +8,9 @@ import torch
 from sweeps.engine.task_check import TaskFacts
 from tests.message_parts import assert_parts
 from trainable.build import open_trainer
-from trainable.config import TrialConfig
-from trainable.inspect_task import inspect_config
+from trainable.check.inspect_task import inspect_config
+from trainable.config import OptimizerConfig, TrialConfig
 from trainable.optim import state_bytes
-from trainable.optimizer_config import OptimizerConfig
 
 
 @pytest.mark.seeds("S27")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from trainable.check.memory_probe import measure_step, run_two_steps
 from trainable.config import TrialConfig
 from trainable.errors import NonFiniteLoss
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
-from trainable.memory_probe import measure_step, run_two_steps
 from trainable.task import Data, Task
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from trainable.errors import StorageError, WriterReplaced
-from trainable.metrics_file import History, Row, read_resumptions, read_rows
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row, read_resumptions, read_rows
 
 
 def _row(step):

@@ -10,8 +10,8 @@ import pytest
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import StorageError, WriterReplaced
-from trainable.metrics_file import History, Row
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, Row
 
 
 class Stale(LocalFiles):

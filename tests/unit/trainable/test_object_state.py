@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from trainable.compare_states import state_differences
+from trainable.check.compare_states import state_differences
+from trainable.check.rehearsal import rehearse
 from trainable.errors import CheckpointError, TaskError, TrainingCaution
 from trainable.export import export_weights
 from trainable.object_state import ObjectState, move_modules
 from trainable.reachable import tensor_signature
-from trainable.rehearsal import rehearse
-from trainable.snapshot import parse_state, write_state
+from trainable.store.snapshot import parse_state, write_state
 
 
 def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):

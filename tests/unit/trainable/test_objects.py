@@ -13,8 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import WriterReplaced
-from trainable.storage.generations import MANIFEST, STATE
-from trainable.storage.objects import SCHEME, ObjectFiles
+from trainable.store.generations import MANIFEST, STATE
+from trainable.store.objects import SCHEME, ObjectFiles
 from trainable.warm_start import copy_generations
 
 

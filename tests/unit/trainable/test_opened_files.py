@@ -14,7 +14,7 @@ import pytest
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
-from trainable.fingerprint import differences, opened_files
+from trainable.user_code.fingerprint import differences, opened_files
 
 TASK = '''
 from pathlib import Path

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainable.diagnostics import MEASURED
+from trainable.config import OptimizerConfig
 from trainable.optim import build_optimizer, state_bytes
-from trainable.optimizer_config import OptimizerConfig
 from trainable.task import decay_groups
+from trainable.watch.diagnostics import MEASURED
 
 if os.environ.get("CI") != "true":  # there its absence is a failure
     pytest.importorskip(

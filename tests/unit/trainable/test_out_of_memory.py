@@ -18,12 +18,12 @@ from tests.time_limits import Deadline
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import WindowPlan
-from trainable.earlier_configs import read_earlier
 from trainable.errors import OutOfMemory
 from trainable.memory import finer_accumulation, is_out_of_memory
-from trainable.metrics_file import read_rows
+from trainable.processes.trial_run import Restart, TrialRun
+from trainable.store.metrics_file import read_rows
+from trainable.store.tested import read_earlier
 from trainable.task import Data, Task
-from trainable.trial_run import Restart, TrialRun
 
 SAMPLES, BATCH = 40, 16
 seen = Seen()

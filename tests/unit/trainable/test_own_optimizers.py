@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from tests.optimizers import ScheduleFree, TwoOptimizers
-from trainable.config import TaskConfig, TrainConfig
-from trainable.errors import ConfigError, TaskError, TrainingError
-from trainable.export import export_weights
-from trainable.inspect_task import inspect_config
-from trainable.optim import build_optimizer, normalize_groups
-from trainable.optimizer_config import (
+from trainable.check.inspect_task import inspect_config
+from trainable.config import (
     OPTIMIZER_DEFAULTS,
     SCHEDULES,
     OptimizerConfig,
     ScheduleConfig,
+    TaskConfig,
+    TrainConfig,
 )
-from trainable.optimizers import evaluated_weights
+from trainable.errors import ConfigError, TaskError, TrainingError
+from trainable.export import export_weights
+from trainable.optim import build_optimizer, evaluated_weights, normalize_groups
 from trainable.task import decay_groups
 
 _OF_TORCH = ("adadelta", "adagrad", "adamax", "asgd", "muon", "nadam", "radam", "rmsprop", "rprop")

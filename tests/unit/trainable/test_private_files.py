@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainable.errors import ConfigError
-from trainable.private_files import keep_files_private, set_cache_directories
-from trainable.storage.private_directories import NotPrivate
+from trainable.store.private_files import NotPrivate, keep_files_private, set_cache_directories
 
 NAMES = (
     "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TRITON_HOME", "CUDA_CACHE_PATH",

@@ -15,11 +15,9 @@ from tests.unit.trainable.conftest import Toy
 from tests.unit.trainable.test_data import CPU, NowAndThen, Numbers
 from trainable.build import build_parts
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import LoaderSource, TensorSource, WindowPlan
+from trainable.data import LoaderSource, SampledPlan, TensorSource, WindowPlan
 from trainable.errors import ConfigError
-from trainable.rank_data import WHOLE, RankShare
-from trainable.ranks import Ranks
-from trainable.samplers import SampledPlan
+from trainable.ranks import WHOLE, Ranks, RankShare
 from trainable.streams import open_stream
 from trainable.task import Data
 

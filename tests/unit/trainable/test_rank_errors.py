@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trainable.rank_errors import is_shared, mark_shared, with_causes
+from trainable.failures import is_shared, mark_shared, with_causes
 
 
 def _fail() -> None:

@@ -15,8 +15,8 @@ from tests.group_cases import MAKING
 from trainable import rank_waits
 from trainable.errors import RankFailed, RankLost, TrainingError
 from trainable.group_joining import GroupPlace, listen
-from trainable.local_ranks import LocalRanks
-from trainable.rank_group import RankGroup
+from trainable.parallel.rank_group import RankGroup
+from trainable.processes.local_ranks import LocalRanks
 
 pytestmark = pytest.mark.integration
 LIMIT = 120.0

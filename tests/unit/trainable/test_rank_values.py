@@ -12,8 +12,8 @@ from tests.rank_training import Groups, config, curve, to_end
 from tests.rank_value_cases import Asking, Mined, Parted, Reading, run_all, run_rank, said
 from trainable.build import open_trainer
 from trainable.group_joining import GroupPlace, listen
-from trainable.local_ranks import LocalRanks
-from trainable.rank_group import RankGroup
+from trainable.parallel.rank_group import RankGroup
+from trainable.processes.local_ranks import LocalRanks
 from trainable.ranks import ALONE
 
 pytestmark = pytest.mark.integration

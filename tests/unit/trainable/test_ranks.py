@@ -27,10 +27,10 @@ from trainable.errors import (
     TrainingCaution,
     TrainingError,
 )
-from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
-from trainable.metrics_file import Row
-from trainable.rank_group import RankGroup
+from trainable.parallel.rank_group import RankGroup
+from trainable.processes.local_ranks import LocalRanks
+from trainable.store.metrics_file import Row
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ray.tune.result import SHOULD_CHECKPOINT
 
-from trainable import ray_adapter
+from trainable.adapters import ray as ray_adapter
+from trainable.adapters.ray import TuneTrial
 from trainable.errors import RankLost
-from trainable.ray_adapter import TuneTrial
-from trainable.trial_run import CALL, CLOSE, LOST, POINTER, RESTART, RESULT, STEP
+from trainable.processes.trial_run import CALL, CLOSE, LOST, POINTER, RESTART, RESULT, STEP
 
 
 class FakeProcess:
@@ -77,7 +77,7 @@ def test_each_trial_begins_a_process_and_ends_it(make: Any, tmp_path: Path) -> N
     assert process.is_running
     assert trial.step() == {"epoch": 2, "done": True, SHOULD_CHECKPOINT: False}
     assert not process.is_running
-    assert process.received == [("trainable.trial_run:train", 3), STEP, STEP]
+    assert process.received == [("trainable.processes.trial_run:train", 3), STEP, STEP]
     trial.save_checkpoint(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -86,7 +86,7 @@ def test_each_trial_begins_a_process_and_ends_it(make: Any, tmp_path: Path) -> N
     assert trial.reset_config({"number": 4})
     trial.step()
     trial.cleanup()
-    assert process.received == [("trainable.trial_run:train", 4), STEP, CLOSE, None]
+    assert process.received == [("trainable.processes.trial_run:train", 4), STEP, CLOSE, None]
     assert (trial._others.left, process.is_running) == (1, False)
 
 
@@ -122,5 +122,5 @@ def test_rank_that_is_lost_while_it_prepares_keeps_what_ray_says(make: Any) -> N
 def test_run_continues_in_a_fresh_process_after_a_restart(make: Any) -> None:
     trial, process = make((RESTART, {"config": "finer"}), (RESULT, {"done": True}))
     assert trial.step()["done"]
-    assert process.received[:2] == [("trainable.trial_run:train", 3), STEP]
+    assert process.received[:2] == [("trainable.processes.trial_run:train", 3), STEP]
     assert trial._config["config"] == "finer"

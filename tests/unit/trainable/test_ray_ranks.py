@@ -10,11 +10,10 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from trainable.adapters.ray_ranks import OtherRanks
 from trainable.errors import RankLost
-from trainable.exception_text import failure_of
-from trainable.rank_errors import as_error, as_note
-from trainable.ray_ranks import OtherRanks
-from trainable.trial_run import TrialRun
+from trainable.failures import as_error, as_note, failure_of
+from trainable.processes.trial_run import TrialRun
 
 LOST = "one did not come"
 FAILURE = {"kind": "error", "reason": "ValueError: 3", "traceback": "...", "place": "a.py:3"}

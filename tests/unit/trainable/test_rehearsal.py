@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset
 
 from tests.unit.trainable import holders_task
 from tests.unit.trainable.holders_task import Counter, Holding
+from trainable.check.rehearsal import rehearse
 from trainable.errors import ConfigError, TaskError
-from trainable.rehearsal import rehearse
 from trainable.task import Data, Task
 
 
@@ -79,7 +79,7 @@ PLACES = ("task", "data", "collate", "optimizer", "module", "global", "class", "
 
 @pytest.fixture(autouse=True)
 def _enough_time(monkeypatch):
-    monkeypatch.setattr("trainable.rehearsal.SECONDS", 120.0)
+    monkeypatch.setattr("trainable.check.rehearsal.SECONDS", 120.0)
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_task_that_blocks_or_ends_its_process_is_left_to_the_first_batches(confi
     def ends(self, model, batch):
         raise SystemExit((self, model, batch))
 
-    monkeypatch.setattr("trainable.rehearsal.SECONDS", 2.0)
+    monkeypatch.setattr("trainable.check.rehearsal.SECONDS", 2.0)
     for loss in (blocks, ends):
         found = rehearse(configure(), type("Stuck", (Plain,), {"loss": loss}))
         assert (found.problem, found.optimizer_bytes) == (None, None)

@@ -16,12 +16,12 @@ import torch
 from tests.optimizers import TwoOptimizers
 from trainable import checkpoint
 from trainable.build import open_trainer
+from trainable.check.inspect_task import inspect_config
 from trainable.config import TrialConfig
-from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
-from trainable.inspect_task import inspect_config
-from trainable.metrics_file import History, read_resumptions, read_rows
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import History, read_resumptions, read_rows
+from trainable.watch.diagnostics import MEASURED
 
 WARMUP = {"name": "cosine", "warmup": 6}
 

@@ -12,11 +12,10 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset, random_split
 
 from trainable.build import build_parts, open_trainer
-from trainable.config import TrialConfig
+from trainable.config import OptimizerConfig, TrialConfig
 from trainable.errors import TaskError
 from trainable.find_task import load_task
 from trainable.optim import build_optimizer, check_groups
-from trainable.optimizer_config import OptimizerConfig
 from trainable.seeding import set_seed
 from trainable.task import Data, Task, decay_groups
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as theirs
 
-from trainable.config import TrainConfig
+from trainable.config import ScheduleConfig, TrainConfig
 from trainable.errors import ConfigError
-from trainable.optimizer_config import ScheduleConfig
 from trainable.schedule import Schedule, warmup_steps
 
 TOTAL, PER_EPOCH, PEAK = 60, 6, 0.4

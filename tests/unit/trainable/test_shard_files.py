@@ -21,14 +21,14 @@ from trainable.errors import (
     StorageError,
     TrainingError,
 )
-from trainable.exception_text import failure_of
+from trainable.failures import failure_of
 from trainable.ranks import Ranks
-from trainable.shard_files import ShardGroup, Shards
-from trainable.sharded_state import SHARDS, cut, joined, split
-from trainable.snapshot import write_state
-from trainable.storage.generations import MANIFEST, STATE, Files
-from trainable.storage.local import LocalFiles
-from trainable.storage.objects import ObjectFiles
+from trainable.store.generations import MANIFEST, STATE, Files
+from trainable.store.local import LocalFiles
+from trainable.store.objects import ObjectFiles
+from trainable.store.shard_files import ShardGroup, Shards
+from trainable.store.sharded_state import SHARDS, cut, joined, split
+from trainable.store.snapshot import write_state
 from trainable.warm_start import copy_generations, link_checkpoint_from_donor
 
 WEIGHT = torch.arange(15.0).reshape(5, 3)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainable import sharded_step
-from trainable.rank_group import _FIRST_BYTES
+from trainable.parallel import sharded_step
+from trainable.parallel.rank_group import _FIRST_BYTES
+from trainable.parallel.sharded_step import UsedParameters
 from trainable.ranks import Ranks
-from trainable.sharded_step import UsedParameters
 
 
 class _Other(Ranks):

@@ -19,16 +19,16 @@ from sweeps.engine.task_check import TaskFacts
 from tests.rank_training import TIMEOUT, Groups, config, curve, to_end
 from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
+from trainable.check.inspect_task import inspect_config
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError, RankLost, TaskError, TrainingError
-from trainable.exception_text import failure_of
 from trainable.export import export_weights
-from trainable.inspect_task import inspect_config
-from trainable.local_ranks import LocalRanks
+from trainable.failures import failure_of
 from trainable.loop import Trainer
-from trainable.sharding import check_shardable, check_units, local_part
-from trainable.snapshot import snapshot
+from trainable.parallel.sharding import check_shardable, check_units, local_part
+from trainable.processes.local_ranks import LocalRanks
+from trainable.store.snapshot import snapshot
 
 RANKS = 3
 FSDP = {"sharding": "fsdp"}

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainable.config import ClipConfig
+from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError
 from trainable.optim import Clipper, build_optimizer
-from trainable.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule

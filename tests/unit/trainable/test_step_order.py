@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainable.config import ClipConfig
+from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
 from trainable.optim import Clipper, build_optimizer
-from trainable.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainable.precision import Precision
 from trainable.schedule import Schedule
 from trainable.step import Step

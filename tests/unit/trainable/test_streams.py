@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from tests.chaos.sampled_data import ShuffledStream, sampled
 from tests.unit.trainable.conftest import Noisy, Toy
 from tests.unit.trainable.test_resume import Crash, _crash_at, _curve, _equal, _run
+from trainable.check.inspect_task import inspect_config
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TrainingError
-from trainable.inspect_task import inspect_config
 from trainable.task import Data
 
 pytestmark = pytest.mark.filterwarnings("ignore:a resumed run reads the stream train again")

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from trainable.built import BUILT, Summary, check_built
-from trainable.storage.durable import replace_file
-from trainable.storage.regular_files import replace_regular
+from trainable.store.regular_files import replace_file, replace_regular
 
 
 def _config(path: Path) -> None:

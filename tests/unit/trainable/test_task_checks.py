@@ -12,12 +12,12 @@ from torch.nn.utils import weight_norm
 from torch.utils.data import Dataset, default_collate
 
 from trainable.build import build_parts
+from trainable.check.first_batches import FirstBatches
+from trainable.check.task_checks import quick_check, uncalled_methods
+from trainable.check.testing import check_task
 from trainable.errors import TaskError
-from trainable.first_batches import FirstBatches
 from trainable.losses import cross_entropy
 from trainable.task import Data, Task
-from trainable.task_checks import quick_check, uncalled_methods
-from trainable.testing import check_task
 
 
 def _tensors(samples=64):

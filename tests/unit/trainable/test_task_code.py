@@ -16,7 +16,7 @@ from trainable.data import LoaderSource, WindowPlan
 from trainable.errors import TaskError
 from trainable.hooks import HOOKS
 from trainable.task import Data
-from trainable.task_code import task_code
+from trainable.user_code.task_code import task_code
 
 ENDS = [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit]
 

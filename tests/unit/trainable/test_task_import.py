@@ -15,8 +15,8 @@ from torch._inductor.utils import python_subprocess_env
 
 from trainable import Data, Task
 from trainable.errors import ConfigError
-from trainable.module_names import hidden_by, hidden_imports
-from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE, no_exit, prepared
+from trainable.user_code.module_names import hidden_by, hidden_imports
+from trainable.user_code.task_import import SAFE_PATH, SAFE_PATH_VARIABLE, no_exit, prepared
 
 
 def test_working_directory_is_last_and_argv_is_empty(

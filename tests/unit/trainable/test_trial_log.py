@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainable.trial_log import (
+from trainable.processes.trial_log import (
     LONGEST_LINE,
     MOST_COPIED_BYTES,
     MOST_LOG_BYTES,
@@ -92,7 +92,8 @@ def test_complete_line_is_written_immediately(log: TrialLog, tmp_path: Path) -> 
 
 def test_lines_survive_the_end_of_the_process(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from trainable.trial_log import TrialLog; log = TrialLog(sys.argv[1]); "
+        "import os, sys; from trainable.processes.trial_log import TrialLog; "
+        "log = TrialLog(sys.argv[1]); "
         "print('said', file=log); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "trial.log")], check=False)

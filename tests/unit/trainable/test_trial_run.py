@@ -21,9 +21,9 @@ from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.loop_context import Context
-from trainable.storage.local import LocalFiles
+from trainable.processes.trial_run import POINTER, TrialRun
+from trainable.store.local import LocalFiles
 from trainable.task import Data, Task
-from trainable.trial_run import POINTER, TrialRun
 
 EPOCHS = 3
 ON_THE_CPU = {"device": "cpu", "precision": "fp32"}
@@ -375,9 +375,9 @@ def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
 
 WORKER = """
 import time
-from trainable import raylet_watch
-raylet_watch._POLL_SECONDS, raylet_watch._GRACE_SECONDS = 0.05, 0.1
-raylet_watch.exit_with_raylet()
+from trainable.adapters import ray_ranks
+ray_ranks._POLL_SECONDS, ray_ranks._GRACE_SECONDS = 0.05, 0.1
+ray_ranks.exit_with_raylet()
 print("ready", flush=True)
 time.sleep(60)
 """

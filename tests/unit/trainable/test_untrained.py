@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainable.build import build_parts, build_step
+from trainable.check.first_batches import FirstBatches
+from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TaskError
-from trainable.first_batches import FirstBatches
-from trainable.optimizers import builds_own
+from trainable.optim import builds_own
 from trainable.task import Data, Task
-from trainable.testing import check_task
 
 LOOSE = nn.Parameter(torch.ones(2))
 
@@ -240,7 +240,7 @@ def test_with_an_optimizer_of_the_task_the_line_names_it(
 def test_slow_step_is_taken_twice_only_where_it_decides(
     configure: Callable[..., TrialConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainable.first_batches._ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr("trainable.check.first_batches._ENOUGH_SECONDS", 0.0)
     with pytest.raises(TaskError, match=r"self\.center\.points"):
         _compute(configure, Base())
     assert _compute(configure, ACCEPTED["frozen"]()).cautions == []

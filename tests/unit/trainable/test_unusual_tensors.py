@@ -22,13 +22,13 @@ from torch.ao.quantization import (
     prepare_qat,
 )
 
-from trainable.compare_states import state_differences
+from trainable.check.compare_states import state_differences
+from trainable.check.inspect_task import inspect_config
 from trainable.config import TrialConfig
-from trainable.diagnostics import MEASURED
-from trainable.fingerprint import tensor_digest
-from trainable.inspect_task import inspect_config
 from trainable.loop import Trainer
 from trainable.task import Data, Task
+from trainable.user_code.fingerprint import tensor_digest
+from trainable.watch.diagnostics import MEASURED
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.ao.quantization:DeprecationWarning",

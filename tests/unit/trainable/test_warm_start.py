@@ -17,8 +17,8 @@ from tests.unit.trainable.test_streams import Sampled
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import CheckpointConfig, TrialConfig
 from trainable.errors import ForeignCheckpoint
-from trainable.metrics_file import read_rows
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import read_rows
 from trainable.warm_start import (
     copy_generations,
     inherited,

@@ -12,11 +12,10 @@ import torch
 from pytorch_optimizer import Lookahead
 from torch import nn
 
-from trainable.config import TrainConfig, TrialConfig
+from trainable.check.inspect_task import inspect_config
+from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.inspect_task import inspect_config
 from trainable.optim import build_optimizer
-from trainable.optimizer_config import OptimizerConfig
 from trainable.task import Data, Task
 
 

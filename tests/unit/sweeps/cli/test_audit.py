@@ -21,8 +21,8 @@ from sweeps.trust.audit.registry import CARDS
 from sweeps.trust.confirmation import find_confirmation
 from tests.unit.sweeps.confirming_sweep import request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.fingerprint import BUILT
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
+from trainable.user_code.fingerprint import BUILT
 
 LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
 SPACE = f"{{{LR}: {{loguniform: [1.0e-4, 1.0e-1]}}, {NORM}: {{loguniform: [0.1, 10]}}}}"

@@ -28,8 +28,8 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
-from trainable.storage.generations import STATE
-from trainable.tested import TESTED, read_tested
+from trainable.store.generations import STATE
+from trainable.store.tested import TESTED, read_tested
 
 BEST, OTHER = 1, 0
 

@@ -25,8 +25,8 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUMED
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.earlier_configs import add_earlier, read_earlier
-from trainable.metrics_file import FILE_NAME
+from trainable.store.metrics_file import FILE_NAME
+from trainable.store.tested import add_earlier, read_earlier
 
 
 def _reproduce(*words: str) -> Result:

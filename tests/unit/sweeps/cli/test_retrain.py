@@ -18,7 +18,7 @@ from sweeps.trust.reproduced import Difference, first_difference
 from sweeps.view.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, PRUNED, RESUMED
-from trainable.metrics_file import FILE_NAME, Row, read_rows
+from trainable.store.metrics_file import FILE_NAME, Row, read_rows
 
 
 def _train(number: int, *words: str) -> Result:

@@ -14,7 +14,7 @@ from sweeps.cli.app import app
 from sweeps.cli.train import train_once
 from sweeps.spec.spec import parse_spec
 from tests.message_parts import assert_parts
-from trainable.metrics_file import read_rows
+from trainable.store.metrics_file import read_rows
 
 SPEC = """
 name: ranked

@@ -20,7 +20,7 @@ from sweeps.sweep_lock import SweepLock
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import MODULE, train_sweep
 from trainable.checkpoint import CheckpointStore
-from trainable.metrics_file import FILE_NAME, read_rows
+from trainable.store.metrics_file import FILE_NAME, read_rows
 
 COMPLETE, PRUNED, RESUMED = 0, 1, 2
 

@@ -9,9 +9,9 @@ from ray.exceptions import RayActorError
 
 from sweeps.engine import worker_end
 from sweeps.engine.worker_end import end_of_worker, end_with_node
-from trainable import ray_ranks
+from trainable.adapters import ray_ranks
+from trainable.adapters.ray_ranks import OtherRanks
 from trainable.errors import RankLost
-from trainable.ray_ranks import OtherRanks
 
 
 def _silent(monkeypatch: pytest.MonkeyPatch) -> object:
@@ -42,5 +42,5 @@ def test_marks_of_ray_are_no_last_words(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _unknown() -> RankLost:
-    """As `trainable.collectives` writes it."""
+    """As `trainable.parallel.collectives` writes it."""
     return RankLost("rank 0 waited for the other 1 ranks of its trial, and one was lost (x)")

@@ -21,7 +21,7 @@ from trainable.errors import (
     TaskError,
     WithoutEffect,
 )
-from trainable.exception_text import failure_of
+from trainable.failures import failure_of
 
 RAISED = Failure("error", "ValueError: out of cheese", "Traceback ...", "task.py:7")
 

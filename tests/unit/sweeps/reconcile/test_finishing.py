@@ -38,7 +38,7 @@ from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import ForeignCheckpoint
-from trainable.metrics_file import ARTIFACTS, LOGGED, Row, read_logged, read_rows
+from trainable.store.metrics_file import ARTIFACTS, LOGGED, Row, read_logged, read_rows
 
 ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
 POPULATION = "early_stopping: {scheduler: pbt, interval_epochs: 2}"

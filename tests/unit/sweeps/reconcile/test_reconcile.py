@@ -53,9 +53,9 @@ from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
-from trainable.manifest import STATE
-from trainable.metrics_file import CurveDamaged, Row, read_rows
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.manifest import STATE
+from trainable.store.metrics_file import CurveDamaged, Row, read_rows
 
 SPEC = """
 name: quad

@@ -36,8 +36,8 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
-from trainable.metrics_file import LOGGED, Row
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
+from trainable.store.metrics_file import LOGGED, Row
 
 FAILED, COMPLETE, PRUNED, WAITING, DIVERGED = range(5)
 ALL = RetryRequest()

@@ -15,7 +15,7 @@ from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
 from sweeps.spec.spec import SweepSpec
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 EPOCH = 15
 

@@ -19,7 +19,7 @@ from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.sweep_lock import lock_lost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
-from trainable.ray_adapter import OBJECTIVE
+from trainable.adapters.ray import OBJECTIVE
 
 
 class Diary:

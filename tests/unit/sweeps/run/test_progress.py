@@ -20,8 +20,8 @@ from sweeps.spec.spec import parse_spec
 from sweeps.spec.trial_run import rank_timeout
 from tests.integration.commandline import TINY
 from tests.time_limits import Deadline
-from trainable import heartbeat
-from trainable.heartbeat import Heartbeat
+from trainable.watch import heartbeat
+from trainable.watch.heartbeat import Heartbeat
 
 
 class _Clock:

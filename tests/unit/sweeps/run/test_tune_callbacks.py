@@ -25,8 +25,8 @@ from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
+from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 from trainable.errors import NonFiniteMetric
-from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
 
 _METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
 

@@ -7,8 +7,8 @@ import inspect
 import pytest
 
 from sweeps.spec.default_priors import optimizer_defaults
-from trainable.optimizer_class import class_of
-from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig
+from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig
+from trainable.optim import class_of
 
 _OWN = {
     ("sgd", "lr"): 0.1,

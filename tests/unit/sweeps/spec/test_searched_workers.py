@@ -16,7 +16,7 @@ from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.view.compare import differences
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.fingerprint import BUILT
+from trainable.user_code.fingerprint import BUILT
 
 SPEC = """
 name: digits

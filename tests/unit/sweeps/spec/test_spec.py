@@ -17,8 +17,7 @@ from sweeps.spec.spec import SweepSpec, load_spec, parse_spec, trial_yaml
 from sweeps.spec.trial_run import TrialSeed
 from tests.specs import with_overrides
 from tests.unit.sweeps.spec_errors import HEAD
-from trainable.config import TaskConfig
-from trainable.config_base import Interval
+from trainable.config import Interval, TaskConfig
 from trainable.seeding import derive_seed
 
 

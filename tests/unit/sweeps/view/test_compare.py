@@ -27,8 +27,8 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox
 from trainable.config import TrialConfig
 from trainable.export import Exported
-from trainable.manifest import Generation
-from trainable.metrics_file import Row
+from trainable.store.manifest import Generation
+from trainable.store.metrics_file import Row
 
 
 def _shown(found: dict[str, object], *sweeps: MadeSweep) -> list[list[str]]:

@@ -32,7 +32,7 @@ from sweeps.view.sweep_status import NoBest, NoChoice, UnknownTrial
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import NullRecorder
-from trainable.metrics_file import Row
+from trainable.store.metrics_file import Row
 
 METRICS = "[val/loss, train/samples_per_second]"
 SPACE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, train.batch_size: {int: [8, 64]}}"

@@ -28,7 +28,7 @@ from sweeps.view.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownT
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
-from trainable.storage.local import LocalFiles
+from trainable.store.local import LocalFiles
 
 
 @pytest.fixture

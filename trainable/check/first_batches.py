@@ -1,0 +1,360 @@
+"""Compute the first training batch and the first evaluation batch of a run, before it starts.
+
+The first optimizer of a process imports `torch._dynamo`, which takes 2 s. So these steps do all
+that a step does, except the optimizer's update, unless the task builds the optimizer. What must
+not live here: checks of a few samples (`task_checks.py`), and the GPU memory of a whole step
+(`memory_probe.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from trainable.base_run import check_reported
+from trainable.build import build_step
+from trainable.check.task_checks import Untrained, has_literal, raised
+from trainable.config import TrainConfig, TrialConfig
+from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
+from trainable.evaluation import as_metrics, run_evaluation
+from trainable.hooks import Hooks
+from trainable.logged import Log, collecting, means, merge_logged
+from trainable.optim import Clipper
+from trainable.seeding import preserved_host_rng
+from trainable.step import Step, translate_torch_errors
+from trainable.task import Batch, Task
+from trainable.train_state import model_state
+from trainable.user_code.task_code import task_code
+from trainable.watch.diagnostics import LayerNorms, memory_in_use
+
+if TYPE_CHECKING:
+    from trainable.build import Parts
+
+SECONDS = 20.0
+"""After so long the first batches are given up: a check must not keep a sweep from starting."""
+_REPEATS = 5
+_ENOUGH_SECONDS = 0.5
+"""A step or batch is repeated so often, and no longer than this. The fastest counts: the first one
+is slower."""
+_STATUS = Path("/proc/self/status")  # sizes in KiB
+_GENERATOR_BYTES = 22_000
+"""What a checkpoint has besides tensors: mostly the state of the random generators."""
+STEP_METRICS = ("train/loss", "train/grad_norm", "train/lr")
+EPOCH_METRICS = ("train/clip_fraction", "train/samples_per_second")
+
+
+class FirstBatches:
+    """The first batches of a run, of which nothing is trained."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: TrialConfig,
+        *,
+        step: Step | None = None,
+        workers: int = 0,
+        resumed: bool = False,
+    ) -> None:
+        self._parts, self._config, self._workers = parts, config, workers
+        self._step_of_run, self._resumed = step, resumed
+        self._reported: set[str] = set()
+        self.cautions: list[str] = []
+        """What failed, a sentence each. With other hyperparameters it may not."""
+        self.costs: dict[str, Any] = {}
+        """`step_seconds`, `evaluation_seconds` (of all batches), `process_bytes` and `gpu_bytes`;
+        without those that could not be measured."""
+
+    def compute(self) -> None:
+        """Take one step, evaluate one batch, and check the configuration's metrics; time both."""
+        with collecting(self._parts.task) as log, preserved_host_rng():
+            # a broken loss breaks the evaluation, too: report it once
+            if self._step(log) and self._evaluate(log):
+                self._check_metrics()
+
+    def time_whole_steps(self, train: TrainConfig) -> None:
+        """Replace the time of a step by that of some steps with the optimizer's update.
+
+        The model's parameters change. An optimizer that fails leaves the time as it is: it is
+        checked elsewhere.
+        """
+        parts, seconds = self._parts, list[float]()
+        with (
+            collecting(parts.task) as log,
+            preserved_host_rng(),
+            contextlib.suppress(Exception),
+            _time_limit(SECONDS),
+            task_code(),
+        ):
+            step = self._step_of_run or build_step(parts, train)
+            hooks = Hooks(parts.task, log, parts.model, step.parameters)
+            windows = chain(parts.train.windows(0), parts.train.windows(1))
+            hooks.epoch_start(0)
+            for number, window in enumerate(islice(windows, 1 + 2 * _REPEATS), start=1):
+                seconds.append(self._timed(step, window, number))
+                hooks.step_end(number)
+                if sum(seconds) > _ENOUGH_SECONDS and number > 1:
+                    break
+        if further := seconds[1:]:  # the first one makes the optimizer's state
+            self.costs["step_seconds"] = min(further)
+
+    def _step(self, log: Log) -> bool:
+        """Take one step, and some more for their time; return whether the first succeeded."""
+        parts, config = self._parts, self._config.train
+        step = self._step_of_run or _step_without_update(parts, config)
+        untrained = Untrained(parts.task, parts.model, step.parameters)
+        hooks = Hooks(parts.task, log, parts.model, step.parameters)
+        windows = chain(parts.train.windows(0), parts.train.windows(1))
+        with self._attempt("the first training batch", certain=True) as tried, task_code():
+            seconds: list[float] = []
+            hooks.epoch_start(0)
+            for number, window in enumerate(islice(windows, _REPEATS), start=1):
+                step.task = cast("Task", untrained)
+                try:
+                    seconds.append(self._timed(step, window, number))
+                finally:
+                    step.task = parts.task
+                hooks.step_end(number)
+                tried.append(True)
+                if sum(seconds) > _ENOUGH_SECONDS and number > untrained.is_suspected:
+                    break
+            self.costs["step_seconds"] = min(seconds)
+            hooks.epoch_end(0)
+            if (problem := untrained.problem()) is not None:
+                if not self._resumed:
+                    raise TaskError(problem)
+                self.cautions.append(problem)
+        if not tried:
+            return False
+        logged = log.take() | log.take_epoch()
+        layers = LayerNorms(step.model, step.parameters).present()
+        self._reported |= logged.keys() | reported_names(parts, config, layers)
+        self.costs["process_bytes"] = _process_bytes()
+        if parts.precision.device.type == "cuda":
+            self.costs["gpu_bytes"] = torch.cuda.max_memory_reserved(parts.precision.device)
+        return True
+
+    def _evaluate(self, log: Log) -> bool:
+        parts = self._parts
+        log.prefix, seconds = "val/", list[float]()
+        only_batch = parts.val.plan.windows == 1
+        with self._attempt("the first validation batch", certain=only_batch) as tried:
+            found = run_evaluation(
+                parts.task,
+                parts.model,
+                self._first_batches(seconds),
+                precision=parts.precision,
+                seed=None,
+            )
+            tried.append(True)
+        if not tried:
+            return False
+        metrics = as_metrics(found, parts.task, parts.precision.device)
+        if seconds and parts.val.plan.windows:  # a stream may not say how many there are
+            self.costs["evaluation_seconds"] = min(seconds) * parts.val.plan.windows
+        (logged,) = means([log.take()])
+        reported = merge_logged(metrics, logged, "evaluate()")
+        self._reported |= reported.keys()
+        self.cautions += [
+            f"{name} is {reported[name]} for the first validation batch, before anything was "
+            "trained; a metric must be a finite number; look for a division by 0, such as the "
+            "recall of a class that no target has"
+            for name in self._config.metrics
+            if not math.isfinite(reported.get(name, 0.0))
+        ]
+        log.prefix = ""
+        return True
+
+    def _first_batches(self, seconds: list[float]) -> Iterator[Batch]:
+        """Yield one batch, and some more for their time; append the seconds that each takes."""
+        batches = (batch for window in self._parts.val.windows(0) for batch in window)
+        watch = _Watch(self._parts.precision.device)
+        for batch in islice(batches, _REPEATS):
+            yield batch
+            seconds.append(watch.seconds())
+            if sum(seconds) > _ENOUGH_SECONDS:
+                return
+
+    def _timed(self, step: Step, window: Iterable[Batch], number: int) -> float:
+        """Take a step; return its seconds. Loader processes fetch samples during other steps."""
+        started = time.perf_counter()
+        batches = list(window)
+        loading = time.perf_counter() - started
+        watch = _Watch(step.device)
+        step(batches, number)
+        computing = watch.seconds()
+        if self._workers:
+            return max(computing, loading / self._workers)
+        return computing + loading
+
+    def _check_metrics(self) -> None:
+        """Refuse a metric that is not reported, and warn of one that other batches may show.
+
+        A task may report a metric for some batches only. Then its module has the metric's name.
+        """
+        reported, task = self._reported, self._parts.task
+        for metric in self._config.metrics:
+            name = metric.removeprefix("val/")
+            lacks_prefix = f"val/{metric}" in reported
+            if metric in reported or lacks_prefix or not has_literal(task, {name, metric}):
+                check_reported([metric], reported)
+            else:
+                self.cautions.append(
+                    f"{metric!r} is not reported for the first batches, although the task's "
+                    "module names it; a metric must be reported at the end of each epoch: "
+                    f"{', '.join(sorted(reported))}; report it each time, or name another"
+                )
+
+    @contextmanager
+    def _attempt(self, what: str, *, certain: bool) -> Iterator[list[bool]]:
+        """Make a caution of an error of the user's code, which may raise anything.
+
+        The yielded list is filled by the caller; it stays empty after an error.
+        """
+        done: list[bool] = []
+        try:
+            with _time_limit(SECONDS), translate_torch_errors(self._parts.precision.device):
+                yield done
+        except _TooSlow:
+            self.cautions.append(
+                f"{what} took longer than {SECONDS:g} s, and was not waited for; an epoch has "
+                f"{self._parts.train.plan.windows} training batches; check that nothing blocks"
+            )
+        except (NonFiniteLoss, NonFiniteGradient) as problem:
+            self.cautions.append(
+                f"{what}: {str(problem).partition(' at step')[0]} before anything was trained; a "
+                "loss and its gradient must be finite; look for NaN in the data, and check the "
+                "scale of the inputs and the targets"
+            )
+        except TrainingError as problem:
+            if isinstance(problem, TaskError) and problem.__cause__ is None and certain:
+                raise
+            self.cautions.append(f"{what}: {problem}")
+        except Exception as problem:
+            self.cautions.append(raised(what, problem))
+
+
+def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()) -> set[str]:
+    """Return the metrics that a run reports at the end of an epoch besides the task's own."""
+    names = {*STEP_METRICS, *EPOCH_METRICS, *memory_in_use(parts.precision.device)}
+    if config.measure_device_time:
+        names |= {"train/seconds", "train/device_seconds"}
+    if parts.precision.scaler is not None:
+        names.add("num_skipped_steps")
+    if parts.averaging is not None:
+        names.add("num_averaged_weights")
+    every = config.layer_norms_every
+    plan = parts.reports
+    if every and not (plan.windows_per_report % every or plan.total_steps % every):
+        # else only in some reports
+        names |= {f"grad_norm/{layer}" for layer in layers}
+    return names
+
+
+def checkpoint_bytes(parts: Parts, optimizer_bytes: int, *, trained_only: bool = False) -> int:
+    """Return about the bytes of a checkpoint: tensors of model, average and optimizer."""
+    own = {
+        p.data_ptr(): p.nbytes
+        for p in parts.model.parameters()
+        if p.requires_grad and not is_lazy(p)
+    }
+    trained = sum(own.values())
+    values = model_state(parts.model).values()
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and not is_lazy(v)]
+    model = trained if trained_only else sum(t.numel() * t.element_size() for t in tensors)
+    average = trained if parts.averaging is not None else 0
+    return _GENERATOR_BYTES + optimizer_bytes + model + average
+
+
+class _Watch:
+    """Measures computing. On a CPU that other processes use, too, the time of this one counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start()
+
+    def _start(self) -> None:
+        self._wall, self._process = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> float:
+        """Return the seconds since the last reading."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # device synchronisation: to measure its time
+        wall, process = time.perf_counter() - self._wall, time.process_time() - self._process
+        self._start()
+        return min(wall, process) if self._device.type == "cpu" else wall
+
+
+class _NoUpdate:
+    """Stands in for an optimizer, and changes no parameter."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+        self.param_groups = [{**group, "lr": lr, "initial_lr": lr} for group in groups]
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        del set_to_none
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self) -> None:
+        pass
+
+
+def _step_without_update(parts: Parts, config: TrainConfig) -> Step:
+    optimizer = cast("torch.optim.Optimizer", _NoUpdate(parts.groups, config.optimizer.lr))
+    return Step(
+        task=parts.task,
+        model=parts.model,
+        optimizer=optimizer,
+        schedule=parts.schedule,
+        precision=parts.precision,
+        clipper=Clipper(config.clip),
+    )
+
+
+def _process_bytes() -> int:
+    """Return the most memory that this process has had for itself alone.
+
+    On Linux without the files that it maps, such as torch's libraries, which processes share.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return peak if sys.platform == "darwin" else peak * 1024
+    # not `ru_maxrss`, which counts the memory of the process that started this one
+    sizes = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    peak, files, shared = (int(sizes[key][0]) for key in ("VmHWM", "RssFile", "RssShmem"))
+    return (peak - files - shared) * 1024
+
+
+class _TooSlow(Exception):
+    """The first batches took too long."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `_TooSlow` in the main thread after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

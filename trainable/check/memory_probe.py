@@ -1,0 +1,124 @@
+"""Measure how much GPU memory training takes, by two steps and one evaluation batch.
+
+What must not live here: what follows from it for trials that share a GPU
+(`sweeps.engine.resources`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import torch
+
+from trainable.build import build_parts, build_step
+from trainable.config import TrialConfig
+from trainable.data import Source
+from trainable.errors import OutOfMemory
+from trainable.hooks import Hooks
+from trainable.logged import collecting
+from trainable.memory import CONTEXT_BYTES, release_memory
+from trainable.optim import evaluated_weights
+from trainable.step import Step, translate_torch_errors
+
+
+def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | str]:
+    """Train two steps, evaluate one batch, and return the CUDA memory that this took.
+
+    The model is not compiled: that would take minutes and save no memory. No loader processes are
+    started, since they take no GPU memory. The process may use the whole device meanwhile.
+    """
+    if device.type != "cuda":
+        return {"failed": "found no CUDA device that torch can use"}
+    # Before the statistics: this starts CUDA, without which there are none to reset.
+    total = torch.cuda.get_device_properties(device).total_memory
+    release_memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        run_two_steps(config, device)
+        torch.cuda.synchronize(device)  # device synchronisation: no kernel runs after this
+        outside = _outside(device)
+    except OutOfMemory:
+        return {"failed": "ran out of memory"}
+    # A user's code may raise anything; the trials report it.
+    except Exception as error:
+        return {"failed": f"raised {type(error).__name__}"}
+    peak = torch.cuda.max_memory_reserved(device)
+    return {"peak": peak, "outside": outside, "total": total}
+
+
+def run_two_steps(config: TrialConfig, device: torch.device) -> None:
+    """Take the first two steps of a run and evaluate its first batch, as a trial does.
+
+    The optimizer makes its state at the end of the first step. Only the second step has weights,
+    gradients, that state and activations at once.
+    """
+    loader = config.train.loader.model_copy(update={"num_workers": 0})
+    train = config.train.model_copy(update={"compile": False, "loader": loader})
+    with translate_torch_errors(device):
+        parts = build_parts(config.model_copy(update={"train": train}), device=device)
+        with contextlib.closing(parts.train), contextlib.closing(parts.val):
+            step = build_step(parts, train)
+            with collecting(parts.task) as log:
+                hooks = Hooks(parts.task, log, parts.model, step.parameters)
+                windows = chain(parts.train.windows(0), parts.train.windows(1))
+                hooks.epoch_start(0)
+                for number, window in enumerate(islice(windows, 2), start=1):
+                    step(window, number)
+                    hooks.step_end(number)
+                hooks.epoch_end(0)
+                if step.average is not None:
+                    step.average.count = 1  # whatever its start: evaluation copies the weights
+                log.prefix = "val/"
+                _evaluate(step, parts.val)
+
+
+def _evaluate(step: Step, source: Source) -> None:
+    batches: Iterator[object] = (batch for window in source.windows(0) for batch in window)
+    average = contextlib.nullcontext() if step.average is None else step.average.in_model()
+    step.model.eval()
+    weights = evaluated_weights(step.optimizer)  # keeps a copy, too
+    with weights, average, torch.no_grad(), step.precision.autocast():
+        step.task.evaluate(step.model, islice(batches, 1))
+
+
+def _outside(device: torch.device) -> int:
+    """Return the bytes that this process takes of a CUDA device besides torch's allocator.
+
+    NVML reports each process. Without it, all memory outside this process' allocator is an upper
+    bound, limited to `CONTEXT_BYTES`.
+    """
+    reserved = torch.cuda.memory_reserved(device)
+    used = _used_by_this_process(device)
+    if used is not None:
+        return max(0, used - reserved)
+    free, total = torch.cuda.mem_get_info(device)
+    return min(max(0, total - free - reserved), CONTEXT_BYTES)
+
+
+def _used_by_this_process(device: torch.device) -> int | None:
+    """Return the device memory of this process as NVML reports it.
+
+    None without NVML, and in a container with its own process numbers.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+    except pynvml.NVMLError:
+        pass  # a MIG device, or a driver without this information
+    finally:
+        pynvml.nvmlShutdown()
+    return None

@@ -1,0 +1,488 @@
+"""RankGroup: one of several ranks of a trial, and what it exchanges with the others.
+
+Nothing that comes from another process is unpickled: states are read as checkpoints are, and all
+else is numbers and JSON. All plain data and all failures are one kind of message, that of
+`gather_plain`. What must not live here: how a step is taken (`step.py`), and the operations of
+torch's process groups (`collectives.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hmac
+import io
+import json
+import socket
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainable import rank_waits
+from trainable.errors import RankLost, TaskError
+from trainable.failures import as_error, as_note, is_shared, mark_shared
+from trainable.group_joining import GroupPlace, join_group, sees_group
+from trainable.parallel.collectives import Collectives
+from trainable.parallel.gradient_sums import GradientSums, by_kind
+from trainable.parallel.rank_checks import check_trained_alike
+from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar
+from trainable.store.snapshot import parse_state, snapshot, write_state
+
+_END = object()
+_FIRST_BYTES = 4096
+"""Bytes of the first operation of a message; what is longer takes a second one."""
+_NUM_NUMBERS = 7 + len(Decisions._fields)
+"""How many numbers of each rank travel with the gradients: see `exchange`."""
+
+
+_SIGNATURE = 32
+
+
+class RankGroup(Ranks):
+    """One of several ranks. `join` makes one."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.rank, self.size = collectives.rank, collectives.size
+        self.collectives = collectives
+        self._leaves_on_failure = False
+        self._gradients: GradientSums | None = None
+        self._names: dict[int, str] = {}
+        self._sends_early = False
+        self._decide: Callable[[], Decisions] = Decisions
+        self._decided: Decisions | None = None
+        self._buffers: SyncedBuffers | None = None
+        self._computes = False
+        self._remedy_for_passes = ""
+
+    @classmethod
+    def join(
+        cls,
+        place: GroupPlace,
+        rank: int,
+        *,
+        device: torch.device | None = None,
+        listening: socket.socket | None = None,
+        own_address: str | None = None,
+        has_lost: Callable[[], bool] = lambda: False,
+    ) -> RankGroup:
+        """Join the ranks of a trial; returns once all have joined.
+
+        Import the task first: `place.join_timeout` is for joining alone.
+        """
+        joined = join_group(
+            place,
+            rank,
+            device=device or torch.device("cpu"),
+            listening=listening,
+            own_address=own_address or place.address,
+            has_lost=has_lost,
+        )
+        ranks = cls(Collectives(joined))
+        _Joined.ranks = weakref.ref(ranks)
+        return ranks
+
+    def exchange(
+        self,
+        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        parameters: Sequence[Tensor],
+        device: torch.device | None = None,
+    ) -> tuple[Scalar, Scalar, int]:
+        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
+        error: Exception | None = None
+        loss: Scalar = 0.0
+        weight: Scalar = 0.0
+        passes = 0
+        present, decisions = [False] * len(parameters), Decisions()
+        gradients = self._gradients_of(parameters)
+        decide, self._decide = self._decide, Decisions
+        try:
+            self._computes = True
+            loss, weight, passes = compute()
+            present = [_has_gradient(parameter) for parameter in parameters]
+            decisions = decide()
+        except Exception as problem:  # of the task, or of a save: raised below, on every rank
+            error = problem
+        finally:
+            self._computes = False
+        if error is not None and self._leaves_on_failure:
+            raise self._leave(error)
+        stays = device is not None and self.collectives.direct
+        values = [0.0, 0.0] if stays else [float(loss), float(weight)]
+        own = decisions if self.is_first else Decisions()  # a sum is a broadcast
+        fits = gradients.fits(parameters)  # else some are trained now, or are no longer
+        changed = self._buffers is not None and self._buffers.have_changed()
+        found = [error is not None, passes, gradients.is_stale(), not fits, changed]
+        sums = gradients.add_up([*found, *values, *own], present)
+        failed, total_passes, is_stale, misfits, some_changed, *sums = sums
+        if failed:
+            self.gather_plain(None, error)  # raises
+        if some_changed:
+            assert self._buffers is not None
+            self._buffers.agree(self.gather_plain(self._buffers.note()))
+        counts = [count > 0 for count in sums[2 + len(own) :]]
+        if misfits:
+            if is_stale:
+                gradients.add_up_again()
+            gradients.give_back_frozen(parameters, counts)
+            del gradients  # its memory is needed
+            gradients = self._cut(parameters)
+        if misfits or is_stale:
+            gradients.add_up_again()
+        gradients.give_back(parameters, counts)
+        self._decided = Decisions(*map(bool, sums[2 : 2 + len(own)]))
+        if device is None or not stays:
+            return sums[0], sums[1], int(total_passes)
+        on_device = torch.stack([_on(device, loss), _on(device, weight)])
+        self.collectives.add_up(on_device)
+        kind = next((p.dtype for p in parameters), torch.float32)
+        wide = torch.promote_types(kind, torch.float32)
+        return on_device[0].to(wide), on_device[1].to(wide), int(total_passes)
+
+    def in_step(
+        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
+    ) -> Iterator[Any]:
+        """Return the micro-batches of a window; send the gradients of the last as they are made.
+
+        What the first rank decides travels with the gradients: each wait for the other ranks
+        counts.
+        """
+        self._decide = decide
+        return self._sent_early(window)
+
+    def decided(self) -> Decisions | None:
+        """Return what the first rank decided within the last exchange."""
+        return self._decided
+
+    def _sent_early(self, window: Iterable[Any]) -> Iterator[Any]:
+        batches = iter(window)
+        batch = next(batches, _END)
+        while batch is not _END:
+            following = next(batches, _END)
+            # Not in a sharded model, whose own operations come in between.
+            early = self._sends_early and not self._leaves_on_failure
+            if following is _END and self._gradients is not None and early:
+                self._gradients.send_early()
+            yield batch
+            batch = following
+
+    def gather_plain(
+        self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
+    ) -> list[Any]:
+        """Return the value of each rank, or raise on every rank if one of them has an error."""
+        note = None if error is None else as_note(error, self.rank)
+        content = json.dumps([note, value], separators=(",", ":")).encode()  # few bytes
+        messages = [json.loads(part) for part in self._gather_bytes(content, seconds)]
+        failed = next((note for note, _ in messages if note is not None), None)
+        if failed is not None:
+            raise mark_shared(error or as_error(failed))
+        return [value for _, value in messages]
+
+    @contextlib.contextmanager
+    def together(self, *, seconds: float | None = None) -> Iterator[Message]:
+        """Gather the values of all ranks at the end of the context."""
+        message = Message()
+        try:
+            yield message
+        except RankLost:
+            raise  # there is no group any more
+        except Exception as error:
+            if is_shared(error):
+                raise
+            if self._leaves_on_failure:
+                raise self._leave(error) from None
+            self.gather_plain(None, error, seconds=seconds)
+        else:
+            message.of_ranks = self.gather_plain(message.own, seconds=seconds)
+
+    def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the first rank's state, with its tensors on the CPU; None if it has none."""
+        content = self._signed(state) if self.is_first and state else b""
+        length = self.agree(len(content))
+        if not length:
+            return None
+        sent = _as_tensor(content) if self.is_first else torch.empty(length, dtype=torch.uint8)
+        self.collectives.broadcast(sent)
+        return state if self.is_first else self._verified(sent)
+
+    def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Return the states of all ranks on the first rank, and None on the others."""
+        content = b"" if self.is_first else self._signed(state)
+        lengths = self.gather_plain(len(content))
+        if not self.is_first:
+            self.collectives.send_to_first(_as_tensor(content))
+            return None
+        states = [state]
+        for rank in range(1, self.size):
+            received = torch.empty(lengths[rank], dtype=torch.uint8)
+            self.collectives.receive(received, rank)
+            states.append(self._verified(received))
+        return states
+
+    @property
+    def _key(self) -> bytes:
+        return self.collectives.place.key.encode()
+
+    def _signed(self, state: dict[str, Any]) -> bytes:
+        file = io.BytesIO()
+        write_state(snapshot(state), file)
+        content = file.getvalue()
+        return hmac.digest(self._key, content, "sha256") + content
+
+    def _verified(self, received: Tensor) -> dict[str, Any]:
+        """Return the state that another rank has sent, of which a part may be unpickled."""
+        whole = received.numpy().tobytes()
+        signature, content = whole[:_SIGNATURE], whole[_SIGNATURE:]
+        expected = hmac.digest(self._key, content, "sha256")
+        if not hmac.compare_digest(signature, expected):
+            raise RankLost(
+                "a state that came over the network is not signed by a rank of this trial; train "
+                "several workers only in a network whose other users you trust"
+            )
+        return parse_state(content)
+
+    def gather_tensor(self, tensor: Tensor, *, with_gradient: bool = False) -> Tensor:
+        """Return the tensor of each rank, along a new first dimension.
+
+        In a step, a rank that fails leaves from now on, since the others may wait here for it;
+        and gradients are sent after the backward pass, which may have operations of its own.
+        """
+        if self._computes and self._remedy_for_passes:
+            raise TaskError(
+                f"the task gathers values of all {self.size} ranks within a step, and in some "
+                "steps they would make different numbers of forward passes, so that some would "
+                f"wait for the others; each step needs equal parts; {self._remedy_for_passes}"
+            )
+        if self._computes:
+            self.leave_on_failure()
+        found = self.gather_plain([list(tensor.shape), str(tensor.dtype)])
+        if found != found[:1] * self.size:
+            shown = ", ".join(f"{kind} {tuple(shape)}" for shape, kind in found)
+            raise TaskError(
+                f"the task gathers tensors of all {self.size} ranks, and they have different "
+                f"shapes or types: {shown}; gather sums or counts, or let all have one shape, "
+                f"with train.batch_size / train.accumulation a multiple of {self.size} and "
+                "train.loader.drop_last: true"
+            )
+        with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
+            return self.collectives.gather_tensor(tensor)
+
+    def expect_unequal_passes(self, remedy: str) -> None:
+        """Let `gather_tensor` fail in a step: ranks may make different numbers of passes."""
+        self._remedy_for_passes = remedy
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+        self.collectives.add_up(tensor)
+
+    def beside(self) -> RankGroup:
+        """Return the same ranks in a second group, for another thread of each."""
+        self._meet()
+        other = copy.copy(self)
+        other.collectives = self.collectives.beside()
+        return other
+
+    def group_of_model(self) -> Any:
+        """Return a process group for the collective operations inside a sharded model."""
+        self._meet()
+        return self.collectives.group_of_model()
+
+    def leave_default_group(self) -> None:
+        """End torch's default group; the ranks exchange over another one from now on."""
+        self._meet()
+        self.collectives.leave_default_group()
+
+    def name_parameters(self, model: nn.Module) -> None:
+        """Call parameters in errors as this model does."""
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange."""
+        self._leaves_on_failure = True
+
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first rank's values into tensors that each rank has in the same order."""
+        for same in by_kind(list(tensors)):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
+            self.collectives.broadcast(flat.view(torch.uint8))  # the bits, of whatever type
+            if not self.is_first:
+                parts = torch.split(flat, [tensor.numel() for tensor in same])
+                for tensor, part in zip(same, parts, strict=True):
+                    tensor.detach().copy_(part.view(tensor.shape))
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
+        if self._buffers is None or self._buffers.model is not model:
+            self._buffers = SyncedBuffers(model)
+            self._buffers.agree(self.gather_plain(self._buffers.note()))
+        self.copy_from_first(self._buffers.tensors())
+
+    def next_report(self, *, go_on: bool = True) -> bool:
+        """Wait until the first rank says whether the run continues, without a limit."""
+        said = torch.tensor([float(go_on)])
+        try:
+            self.collectives.broadcast(said, rank_waits.WITHOUT_END)
+        except RankLost:
+            if self.is_first:
+                raise
+            return False
+        self.collectives.end_joining()
+        return bool(said)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group. The collective operations of the others raise from now on."""
+        if self._gradients is not None:
+            self._gradients.close()
+        self.collectives.close(error)
+
+    def _gather_bytes(self, content: bytes, seconds: float | None) -> list[bytes]:
+        """Return the bytes of each rank: by one operation where all are few, else by two."""
+        first = content[: _FIRST_BYTES - 8].ljust(_FIRST_BYTES - 8)
+        framed = _as_tensor(len(content).to_bytes(8, "big") + first)
+        parts = [row.numpy().tobytes() for row in self.collectives.gather(framed, seconds)]
+        lengths = [int.from_bytes(part[:8], "big") for part in parts]
+        parts = [part[8:] for part in parts]
+        if (more := max(lengths) - len(first)) > 0:
+            rest = _as_tensor(content[len(first) :].ljust(more))
+            rows = self.collectives.gather(rest, seconds)
+            parts = [p + row.numpy().tobytes() for p, row in zip(parts, rows, strict=True)]
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
+    def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
+        """Return the buckets of parameters, ready for a step.
+
+        They are those of the step before, on every rank: what requires a gradient since then may
+        not be the same on each. `exchange` finds that out.
+        """
+        if self._gradients is None:
+            self._cut(parameters)
+        assert self._gradients is not None
+        self._gradients.begin()
+        return self._gradients
+
+    def _meet(self) -> None:
+        """Wait until all ranks are about to make a group; raise if one has failed or ended."""
+        self.gather_plain(None)
+
+    def _cut(self, parameters: Sequence[Tensor]) -> GradientSums:
+        """Cut parameters into buckets; every rank calls this."""
+        check_trained_alike(parameters, self._names, self)
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+        self._gradients = GradientSums(parameters, self.collectives, _NUM_NUMBERS)
+        kinds = {p.device.type for p in parameters}
+        self._sends_early = self.collectives.direct or kinds == {"cpu"}
+        return self._gradients
+
+    def _leave(self, error: Exception) -> Exception:
+        """Leave the group after an error inside a sharded model, and return its cause."""
+        cause = self.collectives.cause_of(error)
+        self.close(cause)
+        return cause
+
+
+class _Joined:
+    """The group that this process has joined last."""
+
+    ranks: weakref.ReferenceType[RankGroup] | None = None
+
+
+def ranks_here() -> Ranks:
+    """Return the ranks that run the present code of a task together, as torch says.
+
+    `ALONE` while the group is hidden (`hidden_group`), and in a trial of one process.
+    """
+    joined = _Joined.ranks
+    return (joined() if joined is not None and sees_group() else None) or ALONE
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    """Return whether a parameter has a gradient."""
+    if parameter.grad is None:
+        return False
+    if parameter.grad.layout is not torch.strided:
+        raise TaskError(
+            "the model has sparse gradients, which ranks cannot sum; build its embeddings without "
+            "sparse=True, or train on one rank"
+        )
+    return True
+
+
+def _on(device: torch.device, value: Scalar) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+_REMEDY = (
+    "the ranks of a trial copy the buffers of the state dict from the first one, and each sees "
+    "its own samples; let its shape not depend on the samples, write persistent=False if each "
+    "rank may have its own, or write resources.workers: 1"
+)
+
+
+class SyncedBuffers:
+    """The buffers of a model's state dict on one rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._places = [
+            (f"{path}.{name}".lstrip("."), module._buffers, name)
+            for path, module in model.named_modules()
+            for name in module._buffers
+            if name not in module._non_persistent_buffers_set
+        ]
+        self._agreed = self._shapes()
+
+    def tensors(self) -> list[Tensor]:
+        """Return those that are there."""
+        if self.have_changed():
+            name, before, now = next(
+                (place[0], before, now)
+                for place, before, now in zip(
+                    self._places, self._agreed, self._shapes(), strict=True
+                )
+                if before != now
+            )
+            raise TaskError(
+                f"the buffer {name} has had the shape {_text(before)}, and has {_text(now)} since "
+                f"a hook or an evaluation; {_REMEDY}"
+            )
+        found = [owner.get(name) for _, owner, name in self._places]
+        return [buffer for buffer in found if buffer is not None]
+
+    def have_changed(self) -> bool:
+        """Return whether a shape is not the one on which the ranks have agreed."""
+        return self._shapes() != self._agreed
+
+    def note(self) -> list[Any]:
+        """Return the shapes as plain data, for `agree`."""
+        return [None if shape is None else list(shape) for shape in self._shapes()]
+
+    def agree(self, notes: Sequence[list[Any]]) -> None:
+        """Take new shapes, those of `note` on each rank."""
+        first, *others = notes
+        for rank, other in enumerate(others, 1):
+            for (path, *_), before, now in zip(self._places, first, other, strict=True):
+                if before != now:
+                    raise TaskError(
+                        f"the buffer {path} has the shape {_text(now)} on rank {rank}, and "
+                        f"{_text(before)} on rank 0; {_REMEDY}"
+                    )
+        self._agreed = self._shapes()
+
+    def _shapes(self) -> list[Any]:
+        found = [owner.get(name) for _, owner, name in self._places]
+        return [None if buffer is None else buffer.shape for buffer in found]
+
+
+def _text(shape: Sequence[int] | None) -> str:
+    return "none" if shape is None else str(tuple(shape))

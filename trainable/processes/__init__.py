@@ -1,0 +1,1 @@
+"""The processes that train: of a trial and its ranks, started or forked."""

@@ -1,0 +1,131 @@
+"""What the process of a further rank of a trial does: a fresh fork for each run.
+
+What must not live here: Ray (`ray_ranks.py`), and how a rank trains (`ranks_follow.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import traceback
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainable.config import TrialConfig
+from trainable.errors import RankLost
+from trainable.failures import failure_of
+from trainable.processes import fork_template
+from trainable.processes.trial_log import DescriptorOutput, TrialLog, rank_log
+
+IMPORTED = "imported"
+"""What the process sends when it has imported the task. It receives where the ranks meet, and
+sends at last how its run failed: as `trial_failure` describes it, or None."""
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """What a rank trains.
+
+    Attributes:
+        config: A dumped `TrialConfig`.
+        directory: The trial's directory.
+        searched: The keys whose values the search suggests.
+        threads: The number of CPU threads.
+        memory_share: The rank's share of its GPU; 1 where it has a whole GPU, or none.
+        timeout: Seconds for which a rank waits for the others in a step.
+    """
+
+    config: dict[str, Any]
+    directory: Path
+    searched: Collection[str]
+    threads: int
+    memory_share: float
+    timeout: float
+
+
+def train(connection: Connection, order: RankOrder, rank: int) -> None:
+    """Train one rank of a run to the end of the run."""
+    log = order.directory / rank_log(rank)
+    name = str(order.config["task"]["name"])
+
+    def load() -> bool:
+        with logged(open_log(log)):
+            return import_task(name) is None
+
+    fork_template.import_task(connection, name, load)
+    connection.send(IMPORTED)
+    place, address = connection.recv()
+    failure = None
+    with logged(open_log(log)):
+        try:
+            _follow(order, place, rank, address)
+        except RankLost as error:
+            print(error)  # the first rank finds out which one was lost
+        except BaseException as error:  # of the user's code, sys.exit() too: reported
+            traceback.print_exc()
+            failure = failure_of(error)
+    connection.send(failure)
+
+
+def _follow(order: RankOrder, place: Any, rank: int, address: str) -> None:
+    from trainable.processes.ranks_follow import follow
+
+    set_interop_threads(order.threads)
+    follow(
+        TrialConfig.model_validate(order.config),
+        order.directory,
+        place,
+        rank,
+        searched=order.searched,
+        threads=order.threads,
+        memory_share=order.memory_share,
+        own_address=address,
+        accept_workers=True,  # the driver has checked that it may
+    )
+
+
+def import_task(name: str) -> BaseException | None:
+    """Import the module of a task; return why it cannot be."""
+    from trainable.find_task import import_named
+
+    try:
+        import_named(name)
+    # Whatever the user's module raises, sys.exit() too, ends this trial alone.
+    except BaseException as error:
+        return error
+    return None
+
+
+def set_interop_threads(threads: int) -> None:
+    """Set torch's number of threads beside those of an operation, which it allows once."""
+    import torch
+
+    if torch.get_num_interop_threads() != threads:
+        torch.set_num_interop_threads(threads)
+
+
+@contextlib.contextmanager
+def logged(log: TrialLog) -> Iterator[None]:
+    """Write what the process prints into a log, also below Python, and close the log."""
+    faulthandler.enable(log.fileno())
+    output = DescriptorOutput()
+    try:
+        with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            try:
+                yield
+            finally:
+                output.copy_to(log)
+    finally:
+        faulthandler.disable()
+
+
+def open_log(path: Path) -> TrialLog:
+    """Open a trial's log; what is printed is lost where it cannot be opened."""
+    try:
+        return TrialLog(path)
+    except OSError:  # opening the run fails, too, and reports the reason
+        return TrialLog(os.devnull)

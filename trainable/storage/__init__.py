@@ -1,1 +1,0 @@
-"""Store the checkpoints of a run: in a directory, or in an object store."""

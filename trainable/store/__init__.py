@@ -1,0 +1,1 @@
+"""What a run keeps, and where: checkpoints' parts, rows, notes; local files and object stores."""

@@ -1,0 +1,264 @@
+"""LocalFiles: checkpoints in a directory of a local or network file system, committed by a rename.
+
+What must not live here: what all storages share (`generations.py`), and which storage a run has
+(`locate.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Self, TypeVar
+
+from trainable.store.generations import (
+    MANIFEST,
+    MISSING,
+    STATE,
+    Write,
+    WriteShard,
+    fenced,
+    has_tensors,
+    is_generation,
+    quarantined,
+    reading,
+    unused_name,
+)
+from trainable.store.regular_files import (
+    LARGEST_NOTE,
+    UNLIMITED,
+    IrregularFile,
+    make_directory,
+    read_regular,
+    sync_directory,
+    sync_open_file,
+)
+
+_WRITER = ".writing-"
+_NEW, _REMOVED, _DAMAGED = "new-", "gone-", "damaged-"
+_NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
+
+_T = TypeVar("_T")
+
+
+class LocalFiles:
+    """Generations in a directory, committed by a rename.
+
+    A writer has a directory of its own, `.writing-<token>/`. Whatever it adds, removes or
+    quarantines is renamed into or out of that directory. The next writer renames the directory
+    away before it reads anything. All later renames of the earlier writer fail, even if it was
+    suspended for an hour right before one.
+    """
+
+    remedy = "free space, correct the permissions, or check that the disk responds"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @cached_property
+    def writer_dir(self) -> Path:
+        """This writer's temporary directory; missing once the writer is replaced or closed."""
+        return self._root / f"{_WRITER}{uuid.uuid4().hex[:12]}"
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """Return the generations of the run in a directory."""
+        return cls(run / "checkpoints")
+
+    def at(self, address: str) -> LocalFiles:
+        return LocalFiles(Path(address))
+
+    def address(self, name: str) -> str:
+        return str(self._root / name)
+
+    def names(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError), reading(self):
+            return sorted(filter(is_generation, os.listdir(self._root)))
+        return []
+
+    def unused(self, step: int) -> str:
+        return unused_name(f"step-{step:08d}", self.names())
+
+    def damaged(self) -> list[str]:
+        directory = self._root / quarantined()
+        return sorted(quarantined(path.name) for path in directory.glob("*"))
+
+    def read(self, name: str, file: str) -> bytes:
+        with reading(self, f"{name}/{file}"):
+            return _retry_once(_content, f"{self._root}/{name}/{file}")
+
+    def length(self, name: str, file: str) -> int:
+        with reading(self, f"{name}/{file}"):
+            return _retry_once(os.path.getsize, f"{self._root}/{name}/{file}")
+
+    def open(self) -> None:
+        make_directory(self._root)
+        self.writer_dir.mkdir()
+        for other in self._root.glob(f"{_WRITER}*"):
+            if other != self.writer_dir:
+                taken = self.writer_dir / f"{_REMOVED}{other.name}"
+                with contextlib.suppress(FileNotFoundError):  # it has just closed by itself
+                    other.rename(taken)
+                self._remove_stale_writer(taken)
+        sync_directory(self._root)
+        if not self.writer_dir.is_dir():  # two writers opened at once, and the other one won
+            raise fenced(self._root)
+
+    def begin(self, name: str) -> str:
+        aside = self.writer_dir / f"{_NEW}{name}"
+        with self.translate_fenced():
+            aside.mkdir()
+        return str(aside)
+
+    def add_shard(self, begun: str, file: str, write: WriteShard) -> None:
+        with (Path(begun) / file).open("xb") as shard:
+            write(shard)
+            sync_open_file(shard)
+
+    def commit(self, name: str, write: Write) -> None:
+        aside = self.writer_dir / f"{_NEW}{name}"
+        with self.translate_fenced():
+            aside.mkdir(exist_ok=True)  # `begin` makes it, too
+            try:
+                with (aside / STATE).open("xb") as file:
+                    manifest = write(file)
+                    sync_open_file(file)
+                with (aside / MANIFEST).open("xb") as file:
+                    file.write(manifest)
+                    sync_open_file(file)
+            except BaseException:  # remove the partial state, or a full disk stays full
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            sync_directory(aside)
+            self.rename(aside, self._root / name)
+            sync_directory(self._root)
+
+    def link(self, generation: Path, name: str, files: Iterable[str]) -> None:
+        """Add a generation of another run as hard links, or as a copy if links are impossible.
+
+        It stays when the other run removes its own.
+        """
+        aside = self.writer_dir / f"{_NEW}{name}"
+        with self.translate_fenced():
+            aside.mkdir()
+            for file in files:
+                _link(generation / file, aside / file)
+            sync_directory(aside)
+            self.rename(aside, self._root / name)
+            sync_directory(self._root)
+
+    def remove(self, name: str) -> None:
+        aside = self.writer_dir / f"{_REMOVED}{name}"
+        with self.translate_fenced():
+            self.rename(self._root / name, aside)
+            _remove_tree(aside)
+
+    def quarantine(self, name: str) -> None:
+        aside = self.writer_dir / f"{_DAMAGED}{name}"
+        with self.translate_fenced():
+            self.rename(self._root / name, aside)
+            self._move_to_quarantine(aside)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Replace another file of the run, atomically and durably.
+
+        A replaced writer that still has the old file open appends to the old file alone.
+        """
+        aside = self.writer_dir / path.name
+        with self.translate_fenced():
+            with aside.open("wb") as file:
+                file.write(content)
+                sync_open_file(file)
+            self.rename(aside, path)
+            sync_directory(path.parent)
+
+    def close(self) -> None:
+        shutil.rmtree(self.writer_dir, ignore_errors=True)  # missing if the writer was replaced
+
+    @contextlib.contextmanager
+    def translate_fenced(self) -> Iterator[None]:
+        """Raise `WriterReplaced` for a missing-file error that another writer has caused."""
+        try:
+            yield
+        except OSError as problem:
+            # NFS raises ESTALE for a file that another host has removed.
+            if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.writer_dir):
+                raise
+            raise fenced(self._root) from problem
+
+    def has_writer(self) -> bool:
+        """Whether a writer's directory exists: of a running writer, or of one that was killed."""
+        return any(self._root.glob(f"{_WRITER}*"))
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move within the run's file system, atomically."""
+        source.rename(target)
+
+    def _move_to_quarantine(self, aside: Path) -> None:
+        directory = self._root / quarantined()
+        # Synced only after the rename: a power loss in between must not lose the generation.
+        directory.mkdir(exist_ok=True)
+        name, count = aside.name.removeprefix(_DAMAGED), 0
+        target = directory / name
+        while target.exists():
+            count += 1
+            target = directory / f"{name}-{count}"
+        self.rename(aside, target)
+        sync_directory(directory)
+        sync_directory(self._root)
+
+    def _remove_stale_writer(self, other: Path) -> None:
+        """Finish the quarantine that another writer began, and remove that writer's directory."""
+        if other.exists():
+            for aside in other.glob(f"{_DAMAGED}*"):
+                self._move_to_quarantine(aside)
+            # A writer that was killed while it replaced a third one still has its directory.
+            for nested in other.glob(f"{_REMOVED}{_WRITER}*"):
+                self._remove_stale_writer(nested)
+            _remove_tree(other)
+
+
+def _retry_once(read: Callable[[str], _T], path: str) -> _T:
+    """Read a second time after an error: NFS reports a stale handle only once."""
+    try:
+        return read(path)
+    except (*MISSING, IrregularFile):
+        raise
+    except OSError:
+        return read(path)
+
+
+def _content(path: str) -> bytes:
+    # A state may be a symbolic link to another disk; its manifest says its size.
+    large = has_tensors(path.rpartition("/")[2])
+    return read_regular(path, UNLIMITED if large else LARGEST_NOTE, follow=large)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a directory. NFS keeps an `.nfs*` file for each file that a process here has open.
+
+    These files are removed with the writer's directory.
+    """
+    try:
+        shutil.rmtree(path)
+    except OSError as problem:
+        if problem.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link to a file that is already durable; copy and sync it if links fail."""
+    try:
+        os.link(source, target)
+    except OSError as problem:
+        if problem.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())

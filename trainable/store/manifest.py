@@ -1,0 +1,206 @@
+"""`manifest.json` of a checkpoint: metric, length and sha256 of its files, and its own digest.
+
+Format 1 has one file, `state.pt`. Format 2 is that of a sharded state: it lists the shard of each
+rank, too. What must not live here: torch, or when generations are written and removed
+(`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from trainable.store.generations import MANIFEST, STATE, Files, shard_name
+
+_FORMAT, _SHARDED_FORMAT = 1, 2
+_FIELDS = ("number", "step", "epoch", "metric", "mode", "value")
+
+
+class Pointer(NamedTuple):
+    """Address, step and digest of a committed generation.
+
+    Attributes:
+        address: Its directory, or its prefix in an object store, `s3://...`.
+        step: Optimizer steps taken.
+        sha256: Digest of its `state.pt`.
+    """
+
+    address: str
+    step: int
+    sha256: str
+
+
+class Shard(NamedTuple):
+    """Length in bytes and sha256 of the file with a rank's part of a sharded state."""
+
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The contents of a manifest.
+
+    Attributes:
+        address: The generation's directory, or its prefix in an object store, `s3://...`.
+        number: Counts commits; the newest generation has the highest.
+        step: Optimizer steps taken.
+        epoch: Reports made: epochs completed, where each epoch ends with a report.
+        metric: Name of the metric that decides which generation is best.
+        mode: `min` or `max`.
+        value: The metric at this state; None if it was not evaluated.
+        length: Bytes of `state.pt`.
+        sha256: Digest of `state.pt`.
+        shards: The shard of each rank; none where `state.pt` has everything.
+    """
+
+    address: str
+    number: int
+    step: int
+    epoch: int
+    metric: str
+    mode: Literal["min", "max"]
+    value: float | None
+    length: int
+    sha256: str
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def contents(self) -> dict[str, Shard]:
+        """Length and digest of each file that has tensors, by name."""
+        shards = {shard_name(rank): shard for rank, shard in enumerate(self.shards)}
+        return {STATE: Shard(self.length, self.sha256), **shards}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of all its files, the manifest last."""
+        return (*self.contents, MANIFEST)
+
+    @property
+    def pointer(self) -> Pointer:
+        """The pointer to this generation."""
+        return Pointer(self.address, self.step, self.sha256)
+
+    @property
+    def name(self) -> str:
+        """The name of its directory, such as `step-00000120`."""
+        return self.address.rpartition("/")[2]
+
+    @property
+    def path(self) -> Path:
+        """Its directory; not for a generation in an object store."""
+        assert "://" not in self.address, self.address
+        return Path(self.address)
+
+
+def best_first(generation: Generation) -> tuple[float, int]:
+    """Sort key for generations with a value: the best first; of equals, the earlier one first."""
+    assert generation.value is not None
+    return (generation.value if generation.mode == "min" else -generation.value, generation.number)
+
+
+def format_manifest(generation: Generation) -> bytes:
+    """Return the bytes of `manifest.json`."""
+    manifest = {
+        "format": _SHARDED_FORMAT if generation.shards else _FORMAT,
+        **{key: getattr(generation, key) for key in _FIELDS},
+        "files": {name: one._asdict() for name, one in generation.contents.items()},
+    }
+    # Without a digest of the manifest a flipped bit could make the wrong generation the best.
+    sealed = {"manifest": manifest, "sha256": _seal(manifest)}
+    return f"{json.dumps(sealed, indent=1, sort_keys=True, allow_nan=False)}\n".encode()
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    """Return the digest of a manifest with these values."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(files: Files, name: str) -> Generation | str:
+    """Return the generation that a manifest describes, or a text: why the manifest is invalid.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
+    address = files.address(name)
+    path = f"{address}/{MANIFEST}"
+    try:
+        content = files.read(name, MANIFEST)
+        record = json.loads(content)
+        manifest = record["manifest"]
+        if manifest["format"] not in (_FORMAT, _SHARDED_FORMAT):
+            return (
+                f"{path} has format {manifest['format']}, this version reads {_SHARDED_FORMAT} "
+                f"and {_FORMAT}"
+            )
+        found = {file: Shard(**entry) for file, entry in manifest["files"].items()}
+        generation = Generation(
+            address=address,
+            **{key: manifest[key] for key in _FIELDS},
+            **found[STATE]._asdict(),
+            shards=tuple(found[shard_name(rank)] for rank in range(len(found) - 1)),
+        )
+        lengths = {file: files.length(name, file) for file in found}
+        expected = format_manifest(generation)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        return f"{path} cannot be read ({type(problem).__name__}: {problem})"
+    if content != expected:
+        seal = _seal(manifest)
+        if seal != (recorded := record.get("sha256")):
+            return f"{path} has sha256 {seal}, it says {recorded}"
+        return f"{path} is not as it was written"  # equal as JSON, but not byte for byte
+    for file, one in found.items():
+        if lengths[file] != one.length:
+            return (
+                f"{address}/{file} has {lengths[file]} bytes of {one.length}, sha256 {one.sha256}"
+            )
+    return generation
+
+
+def read_state(files: Files, generation: Generation) -> bytes | None:
+    """Return the bytes of a generation's state; None if a file is missing or a digest differs.
+
+    Reads the shards of a sharded state, one after another, to verify their digests.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
+    shards = [name for name in generation.contents if name != STATE]
+    if any(read_verified(files, generation, name) is None for name in shards):
+        return None
+    return read_verified(files, generation, STATE)
+
+
+def read_verified(files: Files, generation: Generation, file: str) -> bytes | None:
+    """Return the bytes of a state or shard; None if it is missing or its digest differs.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
+    try:
+        content = files.read(generation.name, file)
+    except OSError:
+        return None
+    expected = generation.contents[file].sha256
+    return content if hashlib.sha256(content).hexdigest() == expected else None
+
+
+def describe_damage(files: Files, name: str) -> str:
+    """Return which file of a generation is damaged, with both digests."""
+    found = read_manifest(files, name)
+    if isinstance(found, str):
+        return found
+    damage = ""
+    for file, one in found.contents.items():
+        path = f"{files.address(name)}/{file}"
+        try:
+            actual = hashlib.sha256(files.read(name, file)).hexdigest()
+        except OSError as problem:
+            return f"{path} cannot be read ({problem})"
+        damage = f"{path} has sha256 {actual}, its manifest says {one.sha256}"
+        if actual != one.sha256:
+            break
+    return damage

@@ -1,0 +1,379 @@
+"""ObjectFiles: checkpoints in an object store; writing the manifest commits a generation.
+
+`ObjectFiles` works on any fsspec file system. `connect` opens the S3-compatible store that the
+environment names, `probe` checks that it can be used, and `remove_objects` clears a prefix.
+What must not live here: which runs have their generations there (`locate.files_of`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from redaction.secrets import redact
+from trainable.errors import StorageError, WriterReplaced
+from trainable.store.generations import (
+    MANIFEST,
+    STATE,
+    Write,
+    WriteShard,
+    fenced,
+    is_generation,
+    quarantined,
+    reading,
+    unused_name,
+)
+from trainable.store.local import LocalFiles
+
+SCHEME = "s3://"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_CONNECT_SECONDS, _TIMEOUT_SECONDS, _ATTEMPTS = 3, 10, 3
+"""Seconds until a connection or a request without data fails; attempts before giving up."""
+_PROBE_SECONDS = 2
+
+
+class StoreUnusable(ValueError):
+    """Checkpoints cannot be kept in an object store: which store, why, and what to do."""
+
+
+class _Writer(NamedTuple):
+    """The contents of the object `writer`: who may change the generations.
+
+    Attributes:
+        token: A part of the name of each generation that it adds; empty: there is no writer.
+        found: The complete generations at the time it opened.
+        replaced: The tokens of earlier writers. A generation that one of them commits later is
+            invalid.
+    """
+
+    token: str = ""
+    found: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, content: bytes) -> _Writer:
+        token, *lines = content.decode(errors="replace").split("\n")
+        found = frozenset(filter(is_generation, lines))
+        return cls(token, found, frozenset(lines) - found)
+
+    def to_bytes(self) -> bytes:
+        return "\n".join([self.token, *sorted(self.found), *sorted(self.replaced)]).encode()
+
+    def is_valid(self, name: str) -> bool:
+        """Whether a generation with a manifest was committed by a writer that was not replaced."""
+        return name in self.found or _token(name) not in self.replaced
+
+
+class ObjectFiles:
+    """Generations below a prefix of an object store, without renames.
+
+    An object is complete or does not exist. So the manifest, written last and removed first,
+    commits a generation. A writer stores its token in the object `writer`, with the generations
+    that it found and the writers that it replaces. It reads that object again before it writes a
+    manifest. If it is replaced between this check and the write, it damages nothing. The names of
+    two writers differ, and the new writer treats the late generation as invalid. A writer that is
+    still current keeps all its generations, even if another one had begun to open before it.
+
+    A file counts as missing only if the store says so. If the store is unreachable or refuses
+    access, readers raise `StorageError`, and no generation is quarantined.
+    """
+
+    remedy = (
+        "check that the store responds, and that the credentials in the environment may list, "
+        "read, write and remove there"
+    )
+
+    def __init__(self, system: Any, root: PurePosixPath | str) -> None:
+        self._system, self._root = system, PurePosixPath(root)
+        self._token = uuid.uuid4().hex[:12]
+        self._writer: _Writer | None = None
+        """This writer; None before `open`."""
+
+    def at(self, address: str) -> ObjectFiles:
+        return ObjectFiles(self._system, address.removeprefix(SCHEME))
+
+    def address(self, name: str) -> str:
+        return f"{SCHEME}{self._key(name)}"
+
+    def names(self) -> list[str]:
+        with reading(self):
+            writer = self._writer or self._read_writer()
+        return list(filter(writer.is_valid, self._listed()))
+
+    def unused(self, step: int) -> str:
+        return unused_name(f"step-{step:08d}-{self._token}", self.names())
+
+    def damaged(self) -> list[str]:
+        return sorted(map(quarantined, self._list(self._root / quarantined())))
+
+    def read(self, name: str, file: str) -> bytes:
+        with reading(self, f"{name}/{file}"):
+            content: bytes = self._system.cat_file(self._key(name, file))
+        return content
+
+    def length(self, name: str, file: str) -> int:
+        with reading(self, f"{name}/{file}"):
+            return int(self._system.size(self._key(name, file)))
+
+    def open(self) -> None:
+        # After the first write no other writer begins a commit, and a commit that is already under
+        # way is still valid. The second write makes later ones invalid.
+        before = self._read_writer()
+        self._write_writer(before._replace(token=self._token))
+        listed = self._listed()
+        found = frozenset(n for n in filter(before.is_valid, listed) if self._has_manifest(n))
+        replaced = before.replaced.union([before.token], map(_token, listed)) - {"", self._token}
+        self._check_fence()
+        self._write_writer(_Writer(self._token, found, replaced))
+        self._remove_invalid()
+
+    def begin(self, name: str) -> str:
+        return self.address(name)
+
+    def add_shard(self, begun: str, file: str, write: WriteShard) -> None:
+        with self._system.open(f"{begun.removeprefix(SCHEME)}/{file}", "wb") as shard:
+            write(shard)
+
+    def commit(self, name: str, write: Write) -> None:
+        self._check_fence()
+        with self._system.open(self._key(name, STATE), "wb") as file:
+            manifest = write(file)
+        self._check_fence()
+        self._system.pipe_file(self._key(name, MANIFEST), manifest)
+
+    def remove(self, name: str) -> None:
+        self._check_fence()
+        with contextlib.suppress(FileNotFoundError):  # another writer may remove it as well
+            if self._has_manifest(name):
+                self._system.rm_file(self._key(name, MANIFEST))
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm(self._key(name), recursive=True)
+
+    def quarantine(self, name: str) -> None:
+        self._check_fence()
+        target, count = quarantined(name), 0
+        while self._system.exists(self._key(target)):
+            count += 1
+            target = quarantined(f"{name}-{count}")
+        for file in self._list(self._root / name):
+            self._system.cp_file(self._key(name, file), self._key(target, file))
+        self.remove(name)
+
+    def close(self) -> None:
+        # If the store is unavailable, the object `writer` stays; the next writer overwrites it.
+        with contextlib.suppress(OSError, WriterReplaced, StorageError):
+            self._remove_invalid()
+            self._system.rm_file(self._key("writer"))
+
+    def _write_writer(self, writer: _Writer) -> None:
+        self._writer = writer
+        self._system.pipe_file(self._key("writer"), writer.to_bytes())
+
+    def _remove_invalid(self) -> None:
+        """Remove generations that a replaced writer committed late or never completed."""
+        writer, listed = self._writer or _Writer(), self._listed()
+        self._check_fence()  # a new writer adds nothing before it has written its token
+        for name in listed:
+            if not writer.is_valid(name):
+                with contextlib.suppress(FileNotFoundError):
+                    self._system.rm(self._key(name), recursive=True)
+            elif name not in writer.found and _token(name) != self._token:
+                raise fenced(self.address(""))
+
+    def _check_fence(self) -> None:
+        if self._read_writer().token != self._token:
+            raise fenced(self.address(""))
+
+    def _read_writer(self) -> _Writer:
+        """Return the last writer that opened and has not closed."""
+        try:
+            return _Writer.parse(bytes(self._system.cat_file(self._key("writer"))))
+        except FileNotFoundError:
+            return _Writer()
+
+    def _has_manifest(self, name: str) -> bool:
+        return bool(self._system.exists(self._key(name, MANIFEST)))
+
+    def _key(self, *names: str) -> str:
+        return str(self._root.joinpath(*names))
+
+    def _listed(self) -> list[str]:
+        return sorted(filter(is_generation, self._list(self._root)))
+
+    def _list(self, prefix: PurePosixPath) -> list[str]:
+        self._system.invalidate_cache()
+        try:
+            with reading(self):
+                entries = self._system.ls(str(prefix), detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(entry).rstrip("/").rpartition("/")[2] for entry in entries]
+
+
+def _token(name: str) -> str:
+    """Return the token of the writer that added a generation; "" if the name has none."""
+    return name.partition(".")[0].rpartition("-")[2]
+
+
+class RunObjects(ObjectFiles):
+    """The generations of a run whose other files are in a local directory.
+
+    Opening them also opens the directory, so the run's `metrics.jsonl` has the same single writer.
+    """
+
+    def __init__(self, system: Any, root: PurePosixPath | str, local: LocalFiles) -> None:
+        super().__init__(system, root)
+        self._local = local
+
+    def open(self) -> None:
+        self._local.open()
+        try:
+            super().open()
+        except BaseException:  # KeyboardInterrupt too; raised again
+            self._local.close()
+            raise
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._local.close()
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self._local.replace(path, content)
+
+    def translate_fenced(self) -> AbstractContextManager[None]:
+        return self._local.translate_fenced()
+
+    def has_writer(self) -> bool:
+        return self._local.has_writer()
+
+
+def connect(timeout: float = _TIMEOUT_SECONDS) -> Any:
+    """Return the object store that the environment names, as an fsspec file system.
+
+    `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` names the endpoint if it is not Amazon's; the AWS
+    SDK finds credentials and region. This sends no request.
+    """
+    return _connect(*_endpoint(), timeout)
+
+
+@cache
+def _connect(scheme: str | None, endpoint: str | None, timeout: float) -> Any:
+    # These take seconds to import: do it only for runs with checkpoints in an object store.
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    return ArrowFSWrapper(
+        S3FileSystem(
+            scheme=scheme,
+            endpoint_override=endpoint,
+            connect_timeout=min(_CONNECT_SECONDS, timeout),
+            request_timeout=timeout,
+            retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+            allow_delayed_open=True,  # a small state is one request
+        )
+    )
+
+
+def _endpoint() -> tuple[str | None, str | None]:
+    """Return the scheme and `HOST:PORT` of the store; None: Amazon's."""
+    for variable in _ENDPOINTS:
+        if address := os.environ.get(variable):
+            break
+    else:
+        return None, None
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:  # the host or the port is invalid
+        parts = urlsplit("")
+    plain = parts.hostname and parts.path in ("", "/") and not (parts.query or parts.fragment)
+    if parts.scheme not in ("http", "https") or "@" in address or not plain:
+        raise StoreUnusable(
+            f"{variable} is {redact(address)!r}; it must be the address of an object store, "
+            "without credentials or a path; write for example https://minio.example.org:9000"
+        )
+    return parts.scheme, parts.netloc
+
+
+def probe(prefix: str, *, empty: str | None = None) -> None:
+    """Check within seconds that checkpoints can be kept below a prefix.
+
+    Lists, writes, reads and removes one small object, and looks up one that does not exist.
+    """
+    root = PurePosixPath(prefix.removeprefix(SCHEME))
+    key = str(root / f".probe-{uuid.uuid4().hex[:12]}")
+    system = connect(_PROBE_SECONDS)
+    failed = "listed"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if system.ls(str(root / (empty or "")), detail=False) and empty is not None:
+                raise StoreUnusable(
+                    f"{prefix}/{empty} holds objects already; a new sweep needs an empty prefix "
+                    "for its checkpoints; remove the objects, or choose another --name or prefix"
+                )
+        failed = "written to"
+        system.pipe_file(key, b"probe")
+        failed = "read from"
+        try:
+            system.cat_file(key)
+        except OSError:
+            with contextlib.suppress(OSError):  # without the right to read, removing may fail too
+                system.rm_file(key)
+            raise
+        failed = "cleared of an object"
+        system.rm_file(key)
+        failed = "asked whether an object exists"
+        system.exists(key)
+    except OSError as problem:
+        raise StoreUnusable(
+            f"{prefix} cannot be {failed}: {redact(str(problem))}; trials must list, write, read "
+            f"and remove objects there; correct the address, {_ENDPOINTS[-1]}, or the credentials "
+            "in the environment"
+        ) from problem
+
+
+def object_sizes(prefix: str) -> dict[str, int]:
+    """Return the sizes in bytes of all objects below a prefix, by key."""
+    from pyarrow.fs import FileSelector, FileType
+
+    root = prefix.removeprefix(SCHEME)
+    with _explained(prefix, "listed"):
+        found = connect().fs.get_file_info(
+            FileSelector(root, recursive=True, allow_not_found=True)
+        )
+    return {one.path: one.size for one in found if one.type == FileType.File}
+
+
+def remove_objects(prefix: str) -> None:
+    """Remove all objects below a prefix. After an interruption, call it again."""
+    with _explained(prefix, "cleared"), contextlib.suppress(FileNotFoundError):
+        connect().fs.delete_dir(prefix.removeprefix(SCHEME))
+
+
+@contextlib.contextmanager
+def _explained(prefix: str, verb: str) -> Iterator[None]:
+    """Raise `StoreUnusable` for an error of the store."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise StoreUnusable(
+            f"{prefix} cannot be {verb}: {redact(str(problem))}; you must be able to list and "
+            f"remove objects there; correct {_ENDPOINTS[-1]}, or the credentials in the "
+            "environment, and repeat the command"
+        ) from problem
+
+
+def open_run(address: str, run: Path) -> RunObjects:
+    """Return the generations at an address, for the run in a local directory."""
+    return RunObjects(connect(), address.removeprefix(SCHEME), LocalFiles.of(run))

@@ -1,0 +1,1 @@
+"""What is watched of a run: heartbeat, health, norms."""
