@@ -25,9 +25,8 @@ from pydantic import (
 
 from redaction.secrets import is_secret
 from sweeps.errors import Issue, UserError, WrongDuration
-from sweeps.formatting import shown
+from sweeps.formatting import parse_duration, shown
 from sweeps.paths import check_name
-from sweeps.spec.durations import parse_duration
 from sweeps.spec.search_validators import (
     AUTO,
     check_constraints,
