@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sweeps.paths import SweepPaths, tracking_place
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from sweeps.store_access import reach_tracking
 from tracking.outbox_recorder import open_recorder
 from tracking.tracker import OpenTracker, TrackedSweep, Tracker

@@ -21,9 +21,9 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths, command_line
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.revisions import read_revisions, read_spec
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from sweeps.stopping.pausing_rules import make_pausing_rule
 
 

@@ -41,8 +41,8 @@ from sweeps.recording.tags import (
 from sweeps.recording.trial_config import read_config
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.search.suggest import Suggester
-from sweeps.spec.logged_params import RunStart, run_start
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import RunStart, run_start
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
 from trainable.metrics_file import logged_files, read_logged, read_rows

@@ -31,8 +31,8 @@ from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
 from sweeps.search.pbt_exploit import without_unbegun
-from sweeps.spec.logged_params import RunStart
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import RunStart
 from sweeps.view.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder

@@ -53,9 +53,8 @@ from sweeps.run.event_writer import Entry, EventWriter, WorkerReport, WriteQueue
 from sweeps.run.progress import Hang, ProgressWatch
 from sweeps.run.start_watch import NoWorkerStarts, StartWatch
 from sweeps.run.trial_clock import TrialClock
-from sweeps.spec.logged_params import run_start
 from sweeps.spec.spec import SweepSpec, trial_yaml
-from sweeps.spec.trial_run import TrialSeed
+from sweeps.spec.trial_run import TrialSeed, run_start
 from sweeps.view.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.checkpoint import Generation

@@ -52,10 +52,10 @@ from sweeps.search.trial_evidence import (
     telling_nothing,
     values_at,
 )
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.search_validators import LEARN_NOTHING
 from sweeps.spec.sections import Select
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from sweeps.stopping.pausing_rules import make_pausing_rule
 
 SPACE = "gradsweep:space"

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from sweeps.spec.error_messages import leaves
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.sections import ResourcesConfig
+from sweeps.spec.trial_run import flatten
 from trainable.config import TaskConfig, TrainConfig
 
 
