@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sweeps.errors import SearchChanged, dotted
 from sweeps.spec.range_checks import range_faults
-from sweeps.spec.repeats import RepeatsConfig
+from sweeps.spec.sections import RepeatsConfig
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
 

@@ -35,7 +35,6 @@ from sweeps.spec.error_messages import (
     translate,
     unknown_key,
 )
-from sweeps.spec.repeats import RepeatsConfig, from_short_form, is_off
 from sweeps.spec.search_checks import search_space
 from sweeps.spec.search_space import SearchSpace
 from sweeps.spec.searched_workers import WORKERS, config_path, searched_workers, workers_of
@@ -45,6 +44,7 @@ from sweeps.spec.sections import (
     Metric,
     Modes,
     NotifyConfig,
+    RepeatsConfig,
     ResourcesConfig,
     SearchConfig,
     Select,
@@ -52,6 +52,8 @@ from sweeps.spec.sections import (
     StopConfig,
     StorageConfig,
     TrackingConfig,
+    from_short_form,
+    is_off,
 )
 from sweeps.spec.space import Choice, Distribution
 from sweeps.spec.trial_run import TrialSeed
