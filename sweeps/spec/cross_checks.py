@@ -31,7 +31,6 @@ from sweeps.spec.error_messages import (
     unknown_key,
 )
 from sweeps.spec.fixed_values import searchable_fields
-from sweeps.spec.repeats_checks import repeats_faults
 from sweeps.spec.search_checks import search_faults, sound_constraints
 from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
 from sweeps.spec.searched_workers import WORKERS, workers_faults
@@ -556,3 +555,27 @@ def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
             yield from _scalars(inner, (*path, key))
     else:
         yield path, value
+
+
+def repeats_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield why several seeds of each configuration do not fit the rest of a spec."""
+    repeats, stopping = data.get("repeats"), data.get("early_stopping")
+    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
+    if not isinstance(seeds, int) or seeds < 2:
+        return
+    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
+    if rule_class(scheduler).is_population:
+        yield Issue(
+            ("repeats",),
+            f"the members of a population ({scheduler}) copy checkpoints from each other, and "
+            f"{seeds} seeds of one member would be {seeds} members; leave repeats out, or write "
+            "another scheduler",
+        )
+    trials = data.get("trials")
+    if not data.get("space") and isinstance(trials, int) and trials > 1:
+        yield Issue(
+            ("repeats",),
+            f"the space is empty, and all {trials} trials would be the same configuration with "
+            f"the same {seeds} seeds; write trials: 1, or leave repeats out: trials without a "
+            "space differ in their seeds",
+        )
