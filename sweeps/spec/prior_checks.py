@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sweeps.errors import Issue
-from sweeps.spec.applied_priors import OPTIMIZER, applied_priors
-from sweeps.spec.default_priors import default_prior
+from sweeps.spec.applied_priors import OPTIMIZER, applied_priors, default_prior
 from sweeps.spec.priors import PRIOR
 from sweeps.spec.search_space import SearchSpace
 from sweeps.spec.sections import SearchConfig
