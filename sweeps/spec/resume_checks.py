@@ -7,7 +7,7 @@ to the current space), and changes of code, data or metric (`provenance_check`).
 from __future__ import annotations
 
 from sweeps.errors import SearchChanged, dotted
-from sweeps.spec.range_checks import range_faults
+from sweeps.spec.search_checks import range_faults
 from sweeps.spec.sections import RepeatsConfig
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
