@@ -30,9 +30,8 @@ from sweeps.spec.error_messages import (
     section_of,
     unknown_key,
 )
-from sweeps.spec.fixed_values import searchable_fields
 from sweeps.spec.search_checks import search_faults, sound_constraints
-from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
+from sweeps.spec.search_space import UNFIT, SearchSpace, mutable, searchable_fields
 from sweeps.spec.searched_workers import WORKERS, workers_faults
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, ResourcesConfig
 from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from sweeps.errors import SpecError
 from sweeps.formatting import shown
-from sweeps.spec.fixed_values import fixed_values
 from sweeps.spec.search_checks import constraint_cautions, prior_cautions
+from sweeps.spec.search_space import fixed_values
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TaskConfig
 

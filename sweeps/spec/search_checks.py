@@ -21,9 +21,8 @@ from sweeps.formatting import shown
 from sweeps.spec.applied_priors import OPTIMIZER, applied_priors, default_prior
 from sweeps.spec.constraints import Constraint, parse_constraint
 from sweeps.spec.error_messages import nearest
-from sweeps.spec.fixed_values import fixed_values
 from sweeps.spec.priors import PRIOR
-from sweeps.spec.search_space import MOST_DRAWS, SearchSpace
+from sweeps.spec.search_space import MOST_DRAWS, SearchSpace, fixed_values
 from sweeps.spec.search_validators import LEARN_NOTHING
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.sections import ResourcesConfig, SearchConfig
