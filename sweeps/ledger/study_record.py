@@ -33,7 +33,7 @@ from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.texts import clipped_reason
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R", bound="StudyRecord")

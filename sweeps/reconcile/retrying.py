@@ -26,7 +26,7 @@ from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.trial_config import read_config
-from sweeps.spec.provenance_check import Origin, code_changes
+from sweeps.spec.resume_checks import Origin, code_changes
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from tracking.limits import clean_key

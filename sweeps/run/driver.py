@@ -37,7 +37,7 @@ from sweeps.run.session import SweepSession, open_sweep
 from sweeps.run.start_watch import START_SECONDS
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import withheld_variables

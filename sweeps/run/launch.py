@@ -37,7 +37,7 @@ from sweeps.search.dry_run import dry_run
 from sweeps.spec.automatic import refuse_another_choice
 from sweeps.spec.document import Document
 from sweeps.spec.own_values import resolve_search
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads

@@ -56,8 +56,7 @@ from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.notifications import Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.run.confirming import start_confirmation
-from sweeps.spec.provenance_check import Origin, check_origin, workers_tag
-from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.resume_checks import Origin, check_origin, check_search_changes, workers_tag
 from sweeps.spec.revisions import (
     changes,
     describe_changes,

@@ -40,7 +40,7 @@ from sweeps.run.session import open_sweep
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import TIME, make_scheduler
 from sweeps.sweep_lock import SweepLock

@@ -26,8 +26,7 @@ from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
-from sweeps.spec.provenance_check import Origin
-from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.resume_checks import Origin, check_search_changes
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec
 from tests.integration.serial_search import end, loss, search, spec_of
