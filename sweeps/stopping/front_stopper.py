@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sweeps.stopping.dominance import front_volumes
 from sweeps.stopping.halving import goes_on_among_equals
-from sweeps.stopping.metric_values import Value, is_finite, losses
+from sweeps.stopping.metric_values import Value, front_volumes, is_finite, losses
 
 if TYPE_CHECKING:
     from sweeps.statistics.fronts import Fronts
