@@ -24,7 +24,7 @@ from sweeps.paths import SweepPaths, command_line
 from sweeps.spec.revisions import read_revisions, read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.stopping.rule import make_pausing_rule
 
 
 class WarmStartRefused(UserError):

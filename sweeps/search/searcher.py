@@ -30,7 +30,7 @@ from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import rank_timeout, with_accumulation
 from sweeps.stopping.exemption import is_exempt
-from sweeps.stopping.pausing_rules import Reports, Standing, make_pausing_rule
+from sweeps.stopping.rule import Reports, Standing, make_pausing_rule
 from sweeps.stopping.schedulers import (
     StopperScheduler,
     WouldStop,

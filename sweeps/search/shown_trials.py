@@ -56,7 +56,7 @@ from sweeps.spec.search_validators import LEARN_NOTHING
 from sweeps.spec.sections import Select
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.stopping.rule import make_pausing_rule
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""

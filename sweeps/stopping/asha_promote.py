@@ -10,7 +10,7 @@ from typing import ClassVar
 from sweeps.stopping.asha import GeometricRungs
 from sweeps.stopping.halving import SuccessiveHalving
 from sweeps.stopping.metric_values import Minimize
-from sweeps.stopping.pausing_rules import PausingRule
+from sweeps.stopping.rule import PausingRule
 
 
 class AshaPromote(GeometricRungs):

@@ -18,7 +18,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from sweeps.formatting import format_number
 from sweeps.stopping.front_stopper import FrontStopper
 from sweeps.stopping.metric_values import Value, all_values, as_losses, as_value
-from sweeps.stopping.pausing_rules import (
+from sweeps.stopping.rule import (
     Reports,
     Standing,
     StopDecider,

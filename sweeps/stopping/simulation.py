@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import mean
 
-from sweeps.stopping.pausing_rules import PausingRule, Standing
-from sweeps.stopping.rule import StoppingRule
+from sweeps.stopping.rule import PausingRule, Standing, StoppingRule
 
 _NOISE = 0.02
 _MOST_REPEATS, _FEWEST_REPEATS = 20, 5

@@ -36,7 +36,7 @@ from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.stopping.rule import make_pausing_rule
 from sweeps.sweep_lock import describe_foreign_lock, is_held, read_holder
 from sweeps.view.outcome import (
     SweepFailure,

@@ -15,7 +15,7 @@ from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.trial_evidence import values_at
 from sweeps.spec.spec import parse_spec
 from sweeps.stopping.asha import Asha
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
 from sweeps.stopping.simulation import SimulatedSweep, simulate
 from sweeps.trust.audit.read import audit_data

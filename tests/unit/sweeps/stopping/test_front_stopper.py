@@ -15,7 +15,7 @@ from sweeps.spec.spec import parse_spec
 from sweeps.stopping.asha import HalvingStopper
 from sweeps.stopping.front_stopper import FrontStopper
 from sweeps.stopping.halving import SuccessiveHalving, goes_on_among_equals
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.unit.sweeps.stopping.simulated_sweep import EPOCHS, SimulatedSweep
 
