@@ -15,9 +15,8 @@ from sweeps.stopping.asha import Asha
 from sweeps.stopping.asha_promote import AshaPromote
 from sweeps.stopping.hyperband import Hyperband
 from sweeps.stopping.median import MedianStopping
-from sweeps.stopping.no_stopping import NoStopping
 from sweeps.stopping.pbt import Pb2, Pbt
-from sweeps.stopping.rule import StoppingRule
+from sweeps.stopping.rule import NoStopping, StoppingRule
 
 RULES: dict[str, type[StoppingRule]] = {
     rule.name: rule

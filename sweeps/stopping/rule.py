@@ -201,3 +201,15 @@ def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
         minimize=minimize_of(spec),
         num_trials=spec.num_trials,
     )
+
+
+class NoStopping(StoppingRule):
+    """Let every trial finish. It is the rule of a spec without the section `early_stopping`."""
+
+    name: ClassVar[str] = "none"
+    description: ClassVar[str] = "lets every trial finish."
+    needs_one_metric: ClassVar[bool] = False
+
+    def no_rungs_reason(self) -> str:
+        """Return that no trial is stopped."""
+        return "this sweep stops no trial early"
