@@ -14,9 +14,9 @@ from pydantic import Field
 
 from sweeps.formatting import format_number
 from sweeps.stopping.front_stopper import FrontStopper
-from sweeps.stopping.halving import goes_on_among_equals, rungs
+from sweeps.stopping.halving import SuccessiveHalving, goes_on_among_equals, rungs
 from sweeps.stopping.metric_values import Minimize, Value, first_value
-from sweeps.stopping.rule import StoppingRule, TrialStopper
+from sweeps.stopping.rule import PausingRule, StoppingRule, TrialStopper
 
 
 class GeometricRungs(StoppingRule):
@@ -125,3 +125,21 @@ def _percentile(ascending: Sequence[float], share: float) -> float:
     if fraction < 0.5:
         return low + (high - low) * fraction
     return high - (high - low) * (1 - fraction)
+
+
+class AshaPromote(GeometricRungs):
+    """Pause every trial at each rung, and promote the best."""
+
+    name: ClassVar[str] = "asha_promote"
+    description: ClassVar[str] = (
+        "pauses every trial at each rung and promotes the best 1/`reduction`."
+    )
+
+    def pausing(self, *, epochs: int, minimize: Minimize, num_trials: int) -> PausingRule | None:
+        """Return successive halving over the rungs of this rule."""
+        return SuccessiveHalving(
+            rungs=self.rungs(epochs),
+            minimize=minimize,
+            num_trials=num_trials,
+            reduction=self.reduction,
+        )

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from sweeps.stopping.asha import Asha
-from sweeps.stopping.asha_promote import AshaPromote
+from sweeps.stopping.asha import Asha, AshaPromote
 from sweeps.stopping.hyperband import Hyperband
 from sweeps.stopping.median import MedianStopping
 from sweeps.stopping.pbt import Pb2, Pbt
