@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from sweeps.formatting import format_number
-from sweeps.stopping.front_stopper import FrontStopper
+from sweeps.stopping.asha import FrontStopper
 from sweeps.stopping.metric_values import Value, all_values, as_losses, as_value
 from sweeps.stopping.rule import (
     Reports,

@@ -21,7 +21,7 @@ from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.front_stopper import FrontStopper
+from sweeps.stopping.asha import FrontStopper
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
