@@ -29,11 +29,11 @@ from sweeps.search.suggest import Suggester
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import rank_timeout, with_accumulation
-from sweeps.stopping.exemption import is_exempt
 from sweeps.stopping.rule import Reports, Standing, make_pausing_rule
 from sweeps.stopping.schedulers import (
     StopperScheduler,
     WouldStop,
+    is_exempt,
     make_scheduler,
     never_promoted,
 )

@@ -27,6 +27,7 @@ from sweeps.stopping.rule import (
 )
 from sweeps.stopping.seed_means import SeedMeans, over_seeds
 from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
+from trainable.seeding import derive_seed
 
 if TYPE_CHECKING:  # this package lies below the specs
     from sweeps.spec.spec import SweepSpec
@@ -277,3 +278,11 @@ def stopped_trials(
         for number in sorted(asked)
     }
     return {number: why for number, why in found.items() if why is not None}
+
+
+_SEEDS = 2.0**63
+
+
+def is_exempt(share: float, seed: int, place: int) -> bool:
+    """Return whether a new trial is exempt; the same after each resume."""
+    return derive_seed(seed, "exempt", place) < share * _SEEDS

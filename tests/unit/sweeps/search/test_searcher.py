@@ -21,8 +21,7 @@ from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.exemption import is_exempt
-from sweeps.stopping.schedulers import make_scheduler
+from sweeps.stopping.schedulers import is_exempt, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
