@@ -24,7 +24,7 @@ from sweeps.ledger.over_seeds import next_seed, origins
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.search.pbt_exploit import PbtExploit
-from sweeps.search.seeds_as_one import origins_in
+from sweeps.search.shown_trials import origins_in
 from sweeps.search.suggest import Suggester
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
