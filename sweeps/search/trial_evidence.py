@@ -27,8 +27,8 @@ from typing import NamedTuple
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.ledger.attributes import compared_values
-from sweeps.ledger.failure_kinds import may_be_of_parameters
 from sweeps.ledger.rung_values import NOT_FINITE, values_by, values_over_seeds
+from sweeps.ledger.stop_reasons import may_be_of_parameters
 from sweeps.spec.sections import Select
 from sweeps.stopping.metric_values import Value
 
