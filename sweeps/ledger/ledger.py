@@ -46,11 +46,11 @@ from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.ranking import is_finite, value_of
 from sweeps.ledger.sqlite import STUDY, LedgerFile
+from sweeps.ledger.stop_reasons import clipped_reason, clipped_traceback
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.study_record import in_transaction, translate_errors, translated
 from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.spec.sections import Select
 from trainable.config import Mode

@@ -5,7 +5,8 @@ What must not live here: the kinds of failures (`failure_kinds`), and stopping t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 BY_THE_SWEEP = "stopped with the sweep: "
 """The beginning of a trial's reason if the trial was pruned because its sweep stopped."""
@@ -54,3 +55,29 @@ def may_be_of_parameters(reason: str | None) -> bool:
     be loaded say nothing of the parameters.
     """
     return reason is not None and kind_of(reason) in _PERHAPS
+
+
+LONGEST_REASON = 5_000
+LONGEST_TRACEBACK = 20_000
+"""Both limits are in characters."""
+
+
+def clipped_reason(text: str) -> str:
+    """Return a reason's first `LONGEST_REASON` characters."""
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+
+
+def clipped_traceback(text: str) -> str:
+    """Return a traceback's last `LONGEST_TRACEBACK` characters: the exception is at the end."""
+    return text if len(text) <= LONGEST_TRACEBACK else "…" + text[1 - LONGEST_TRACEBACK :]
+
+
+_CLIPPED = {"reason": clipped_reason, "traceback": clipped_traceback}
+
+
+def clipped(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's attributes with its reason and traceback clipped."""
+    return {
+        key: _CLIPPED[key](value) if key in _CLIPPED and isinstance(value, str) else value
+        for key, value in attributes.items()
+    }

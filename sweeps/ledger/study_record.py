@@ -30,8 +30,8 @@ from sweeps.ledger.attributes import (
 )
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.sqlite import LedgerFile
+from sweeps.ledger.stop_reasons import clipped_reason
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.ledger.texts import clipped_reason
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.spec.resume_checks import Origin
 
