@@ -17,8 +17,8 @@ from typing import Any
 
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.over_seeds import configurations
+from sweeps.ledger.ranking import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths, command_line
 from sweeps.spec.revisions import read_revisions, read_spec

@@ -37,8 +37,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, is_of_search, repeated_by
 from sweeps.ledger.over_seeds import Repeats, repeats_of, state_of
-from sweeps.ledger.ranking import is_finite
-from sweeps.ledger.rung_values import is_cut_off, values_by
+from sweeps.ledger.ranking import is_cut_off, is_finite, values_by
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import in_generations
 from sweeps.optuna_compat.storage import set_trial_id

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.ledger.attributes import compared_values
-from sweeps.ledger.rung_values import NOT_FINITE, values_by, values_over_seeds
+from sweeps.ledger.ranking import NOT_FINITE, values_by, values_over_seeds
 from sweeps.ledger.stop_reasons import may_be_of_parameters
 from sweeps.spec.sections import Select
 from sweeps.stopping.metric_values import Value
