@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
@@ -50,7 +52,6 @@ from sweeps.ledger.stop_reasons import clipped_reason, clipped_traceback
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.study_record import in_transaction, translate_errors, translated
 from sweeps.ledger.study_trials import StudyTrials
-from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.spec.sections import Select
 from trainable.config import Mode
@@ -421,3 +422,16 @@ class Ledger(StudyTrials):
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A point of a search space."""
+
+    params: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    """The distribution of each parameter."""
+    system_attrs: Mapping[str, Any] = field(default_factory=dict)
+    """The sampler's own state of this trial, stored as the trial's system attributes."""
+    priors: str | None = None
+    """The digest of the priors around which it was drawn; None: around none."""

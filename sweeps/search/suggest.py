@@ -24,7 +24,7 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.ledger.attributes import PRIORS
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Suggestion
 from sweeps.optuna_compat.samplers import AllowingGPSampler
 from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable
 from sweeps.search.prior_trials import PriorTrials, PriorValues
