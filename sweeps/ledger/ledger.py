@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -44,7 +44,6 @@ from sweeps.ledger.attributes import (
     role_attributes,
 )
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
-from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.ranking import is_finite, value_of
 from sweeps.ledger.sqlite import STUDY, LedgerFile
@@ -435,3 +434,21 @@ class Suggestion:
     """The sampler's own state of this trial, stored as the trial's system attributes."""
     priors: str | None = None
     """The digest of the priors around which it was drawn; None: around none."""
+
+
+class LedgerReport(NamedTuple):
+    """The metrics that a trial reports after an epoch.
+
+    Attributes:
+        epoch: Epochs completed.
+        step: Optimizer steps taken.
+        value: The (first) metric.
+        others: The sweep's other metrics.
+        seconds: For how long workers have trained the trial; None: unknown.
+    """
+
+    epoch: int
+    step: int
+    value: float
+    others: Sequence[float] = ()
+    seconds: float | None = None

@@ -19,8 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import LACKS_MODEL, SIGNALS, PbtPerturbation
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.ledger_report import LedgerReport
+from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.collect_state import trial_state
