@@ -31,7 +31,7 @@ from sweeps.cli.console import (
 from sweeps.cli.plain_console import line
 from sweeps.cli.run import Address, Grace
 from sweeps.cli.tables import plain_table
-from sweeps.exit_codes import NO_SUCCESS, WRONG_INPUT
+from sweeps.errors import NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_number
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 
 from sweeps.cli import pareto
 from sweeps.cli.plain_console import PlainConsole, line
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, command_line, program_name
 from sweeps.spec.metric_direction import direction_warnings

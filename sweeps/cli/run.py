@@ -30,7 +30,7 @@ from sweeps.cli.console import (
     trial_option,
     view_of,
 )
-from sweeps.exit_codes import LATE
+from sweeps.errors import LATE
 from sweeps.paths import PROGRAM, program_name
 
 Finish = Annotated[

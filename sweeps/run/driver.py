@@ -24,8 +24,7 @@ from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, kill_children, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
-from sweeps.errors import LedgerError, SweepExists
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS, LedgerError, SweepExists
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sweeps.artifacts.export import export_trial
 from sweeps.checkpoint_locations import lost_weights
 from sweeps.engine.signals import Interruption
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.trials import TrialRecord, of_search

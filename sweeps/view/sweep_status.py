@@ -21,7 +21,7 @@ from sweeps.checkpoint_locations import (
     trial_files,
     trial_store,
 )
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
