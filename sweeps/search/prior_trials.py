@@ -31,7 +31,7 @@ from optuna.trial import FrozenTrial
 
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ranking import is_finite
-from sweeps.search.trial_evidence import values_at
+from sweeps.search.shown_trials import values_at
 from sweeps.spec.applied_priors import OPTIMIZER, applied_priors, default_prior
 from sweeps.spec.priors import Prior
 from sweeps.spec.sections import Select

@@ -11,8 +11,7 @@ from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import next_seed, origins
 from sweeps.reconcile.retrying import RetryRequest, trials_to_retry
-from sweeps.search.shown_trials import ShownTrials
-from sweeps.search.trial_evidence import values_at
+from sweeps.search.shown_trials import ShownTrials, values_at
 from sweeps.spec.spec import parse_spec
 from sweeps.stopping.asha import Asha
 from sweeps.stopping.rule import Standing
