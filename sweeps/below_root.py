@@ -18,7 +18,7 @@ from typing import Any
 from sweeps.errors import UserError
 from sweeps.paths import RESERVED_NAMES, SweepPaths, artifact_root
 from sweeps.spec.spec import SweepSpec
-from sweeps.tracker import tracker_at
+from sweeps.store_access import tracker_at
 from tracking.address import file_path, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
 from tracking.stored_runs import StoreUnreadable

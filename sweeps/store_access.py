@@ -8,13 +8,18 @@ here: the list of trusted stores (`tracking.trusted_stores`), and connections.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from sweeps.paths import SweepPaths, tracking_place
 from sweeps.spec.document import AFTER_THE_FILE, Document
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from tracking.address import CREDENTIALS
+from tracking.outbox_recorder import open_recorder
 from tracking.store_origin import is_file
+from tracking.tracker import OpenTracker, TrackedSweep, Tracker
+from tracking.trackers import choose_tracker
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
 from trainable.storage.private_directories import is_ours
 
@@ -85,3 +90,45 @@ def remember_named(spec: SweepSpec, document: Document, file: Path | None = None
 def _is_own(file: Path) -> bool:
     found = os.stat(file)
     return is_ours(found.st_uid) and not found.st_mode & 0o002
+
+
+def check_address(spec: SweepSpec) -> None:
+    """Check that the tracking address of a spec names a store, without contacting it."""
+    if spec.tracking.uri is not None:
+        choose_tracker(spec.tracking.uri).check_address()
+
+
+def find_tracker(paths: SweepPaths, spec: SweepSpec) -> Tracker:
+    """Return the tracker of a sweep, to be connected to."""
+    return choose_tracker(*reach_tracking(paths, spec))
+
+
+def tracker_at(uri: str | None, root: Path) -> Tracker:
+    """Return the tracker for an address, whether or not it may be connected to."""
+    return choose_tracker(*tracking_place(uri, root))
+
+
+def open_tracker(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    sweep_id: str,
+    *,
+    tags: Mapping[str, str],
+    inherited: Mapping[str, str],
+    experiment_tags: Mapping[str, str],
+    announce: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> OpenTracker:
+    """Open the recorder of a sweep and its delivery."""
+    offline = environment is None
+    tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
+    sweep = TrackedSweep(
+        experiment=spec.name,
+        sweep_id=sweep_id,
+        outbox=paths.outbox,
+        tags=tags,
+        params=dict(flatten(spec.model_dump(mode="json"))),
+        inherited=inherited,
+        experiment_tags=experiment_tags,
+    )
+    return open_recorder(tracker, sweep, announce=announce, environment=environment)

@@ -42,13 +42,14 @@ from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
+    check_address,
     check_owner,
+    find_tracker,
     reach_tracking,
     remember_named,
     withheld_variables,
 )
 from sweeps.sweep_lock import is_held, read_holder, sweep_locked
-from sweeps.tracker import check_address, find_tracker
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.remaining_time import DeliveryEstimate

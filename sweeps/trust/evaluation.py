@@ -26,9 +26,8 @@ from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.sync import queue_interruptions
 from sweeps.run.trial_process import as_a_trial
 from sweeps.spec.trial_run import num_threads, with_accumulation
-from sweeps.store_access import reach_tracking
+from sweeps.store_access import find_tracker, reach_tracking
 from sweeps.sweep_lock import SweepLock
-from sweeps.tracker import find_tracker
 from sweeps.trust.tested_trials import selection_cautions
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.outbox_recorder import set_target, sync

@@ -25,7 +25,7 @@ from sweeps.reconcile.store_check import Missing, MissingData, stored_rows
 from sweeps.reconcile.trial_checks import Contradiction, TrialChecks
 from sweeps.run.store_comparison import StoreComparison
 from sweeps.spec.revisions import read_revisions, read_spec
-from sweeps.tracker import tracker_at
+from sweeps.store_access import tracker_at
 from sweeps.view.sweep_status import SweepStatus, UnknownSweep
 from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME as OUTBOX_FILE
