@@ -44,6 +44,7 @@ from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
     check_address,
     check_owner,
+    check_webhook,
     find_tracker,
     reach_tracking,
     remember_named,
@@ -54,7 +55,6 @@ from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.remaining_time import DeliveryEstimate
 from sweeps.view.sweep_status import SweepStatus
-from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
 from trainable.config import SPLIT_SEED

@@ -67,8 +67,7 @@ from sweeps.spec.revisions import (
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
-from sweeps.store_access import find_tracker, open_tracker, tracker_at
-from sweeps.webhook import open_notifications
+from sweeps.store_access import find_tracker, open_notifications, open_tracker, tracker_at
 from tracking.notification_delivery import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance

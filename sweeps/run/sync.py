@@ -42,10 +42,9 @@ from sweeps.recording.tags import (
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import find_tracker, open_tracker
+from sweeps.store_access import deliver_waiting, find_tracker, open_tracker
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_status import NoBest, SweepStatus
-from sweeps.webhook import deliver_waiting
 from tracking.notification_queue import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import read_outbox

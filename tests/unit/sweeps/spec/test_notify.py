@@ -14,8 +14,7 @@ from sweeps.cli.app import app
 from sweeps.errors import SpecError
 from sweeps.spec.revisions import read_spec, write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.store_access import withheld_variables
-from sweeps.webhook import deliver_waiting
+from sweeps.store_access import deliver_waiting, withheld_variables
 from tests.golden.messages import compare_messages
 from tests.time_limits import scaled
 from tests.unit.sweeps.spec_errors import HEAD, refusal
