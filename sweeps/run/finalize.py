@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sweeps.artifacts.export import export_trial
-from sweeps.checkpoint_locations import lost_weights
 from sweeps.engine.signals import Interruption
 from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
@@ -34,6 +33,7 @@ from sweeps.recording.tags import (
 )
 from sweeps.run.confirmed import confirm_rows, confirm_tags
 from sweeps.run.session import SweepSession
+from sweeps.store_access import lost_weights
 from sweeps.view.outcome import (
     SweepFailure,
     SweepOutcome,

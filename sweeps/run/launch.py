@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from sweeps.below_root import check_below_root
-from sweeps.checkpoint_locations import check_kept, probe_store
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
@@ -43,9 +42,11 @@ from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
     check_address,
+    check_kept,
     check_owner,
     check_webhook,
     find_tracker,
+    probe_store,
     reach_tracking,
     remember_named,
     withheld_variables,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sweeps.below_root import check_no_copy, place_of
-from sweeps.checkpoint_locations import check_kept, trial_files, trial_store
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.confirm_request import ConfirmRequest
@@ -67,7 +66,15 @@ from sweeps.spec.revisions import (
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
-from sweeps.store_access import find_tracker, open_notifications, open_tracker, tracker_at
+from sweeps.store_access import (
+    check_kept,
+    find_tracker,
+    open_notifications,
+    open_tracker,
+    tracker_at,
+    trial_files,
+    trial_store,
+)
 from tracking.notification_delivery import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance

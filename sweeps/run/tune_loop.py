@@ -16,7 +16,6 @@ from ray import tune
 from ray.tune import TuneError
 
 from redaction.secrets import is_secret
-from sweeps.checkpoint_locations import trial_store
 from sweeps.engine.ray_compat.tune_internals import patch_tune, withhold_env
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
@@ -33,6 +32,7 @@ from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
+from sweeps.store_access import trial_store
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver
 from trainable.errors import StorageError

@@ -16,7 +16,6 @@ from typing import Any
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from sweeps.checkpoint_locations import address_of
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, PROMOTED, compared_values, is_of_search
 from sweeps.ledger.ledger import Ledger
@@ -38,6 +37,7 @@ from sweeps.stopping.schedulers import (
     never_promoted,
 )
 from sweeps.stopping.seed_means import over_seeds
+from sweeps.store_access import address_of
 from trainable.config import TrialConfig
 from trainable.ray_adapter import OBJECTIVE
 

@@ -14,13 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import (
-    best_generation,
-    lost_weights,
-    saved_generation,
-    trial_files,
-    trial_store,
-)
 from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
@@ -37,6 +30,13 @@ from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.rule import make_pausing_rule
+from sweeps.store_access import (
+    best_generation,
+    lost_weights,
+    saved_generation,
+    trial_files,
+    trial_store,
+)
 from sweeps.sweep_lock import describe_foreign_lock, is_held, read_holder
 from sweeps.view.outcome import (
     SweepFailure,
