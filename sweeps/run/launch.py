@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from sweeps.below_root import check_below_root
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
@@ -42,6 +41,7 @@ from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
     check_address,
+    check_below_root,
     check_kept,
     check_owner,
     check_webhook,

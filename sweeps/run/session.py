@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sweeps.below_root import check_no_copy, place_of
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.confirm_request import ConfirmRequest
@@ -68,9 +67,11 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
 from sweeps.store_access import (
     check_kept,
+    check_no_copy,
     find_tracker,
     open_notifications,
     open_tracker,
+    place_of,
     tracker_at,
     trial_files,
     trial_store,

@@ -22,7 +22,6 @@ from sweeps.artifacts.trial_figures import (
     record_figures_again,
     trials_without_figures,
 )
-from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
 from sweeps.ledger.over_seeds import weights_of
@@ -41,7 +40,14 @@ from sweeps.recording.tags import (
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_kept, deliver_waiting, find_tracker, open_tracker
+from sweeps.store_access import (
+    check_below_root,
+    check_kept,
+    check_no_copy,
+    deliver_waiting,
+    find_tracker,
+    open_tracker,
+)
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.notification_queue import Undelivered
