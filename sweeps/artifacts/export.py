@@ -31,7 +31,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.spec import SweepSpec, trial_yaml
-from sweeps.store_access import best_generation
+from sweeps.stores import best_generation
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported

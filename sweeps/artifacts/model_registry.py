@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.store_access import best_generation, reach_tracking
+from sweeps.stores import best_generation, reach_tracking
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig

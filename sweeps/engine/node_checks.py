@@ -19,7 +19,7 @@ from typing import Any
 
 from sweeps.engine.cluster_address import ClusterRefused
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, Machine
-from sweeps.store_access import KEY
+from sweeps.stores import KEY
 
 SECONDS = 75.0
 """How long all nodes together may take to answer. By default, Ray's head takes up to 65 s to

@@ -18,7 +18,7 @@ from sweeps.recording.tags import run_status
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.metric_values import Value, as_value
 from sweeps.stopping.rule import Standing, StopDecider
-from sweeps.store_access import trial_files, trial_store
+from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged

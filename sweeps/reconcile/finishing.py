@@ -25,7 +25,7 @@ from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import address_of, trial_files, trial_store
+from sweeps.stores import address_of, trial_files, trial_store
 from trainable.checkpoint import check_owner
 from trainable.config import TrialConfig
 from trainable.storage.durable import make_directory, sync_directory, sync_file

@@ -42,7 +42,7 @@ from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.search.suggest import Suggester
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import RunStart, run_start
-from sweeps.store_access import trial_files
+from sweeps.stores import trial_files
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
 from trainable.metrics_file import logged_files, read_logged, read_rows

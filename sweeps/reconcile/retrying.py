@@ -28,7 +28,7 @@ from sweeps.recording.trial_config import read_config
 from sweeps.spec.resume_checks import Origin, code_changes
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import address_of, trial_files, trial_store
+from sweeps.stores import address_of, trial_files, trial_store
 from tracking.limits import clean_key
 from tracking.outbox_recorder import replace_runs
 from tracking.outbox_status import DeliveryStatus, read_outbox

@@ -22,7 +22,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import best_generation, trial_files
+from sweeps.stores import best_generation, trial_files
 from trainable.earlier_configs import EARLIER, read_earlier
 from trainable.errors import StorageError
 from trainable.fingerprint import BUILT

@@ -17,7 +17,7 @@ from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import with_accumulation
 from sweeps.spec.yaml_reader import parse
-from sweeps.store_access import trial_store
+from sweeps.stores import trial_store
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular

@@ -22,7 +22,7 @@ from sweeps.spec.metric_direction import direction_warnings
 from sweeps.spec.own_values import resolve_search
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_webhook
+from sweeps.stores import check_webhook
 
 _SHOWN_FACTS = (
     "own_loop",

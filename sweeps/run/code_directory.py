@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sweeps.errors import UserError
 from sweeps.paths import leave_directory
-from sweeps.store_access import check_owner, place_of
+from sweeps.stores import check_owner, place_of
 from sweeps.view.sweep_status import SweepStatus
 from trainable.storage.private_directories import NotPrivate, private_directory
 

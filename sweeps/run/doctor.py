@@ -33,7 +33,7 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_owner, check_store, probe_store, tracker_at
+from sweeps.stores import check_owner, check_store, probe_store, tracker_at
 from sweeps.sweep_lock import is_held, read_holder
 from tracking.address import is_database, sqlite_file
 from tracking.tracker import TrackingUnusable

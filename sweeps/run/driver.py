@@ -39,7 +39,7 @@ from sweeps.run.tune_loop import TrialLoop
 from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import withheld_variables
+from sweeps.stores import withheld_variables
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome

@@ -33,7 +33,7 @@ from sweeps.recording.tags import (
 )
 from sweeps.run.confirmed import confirm_rows, confirm_tags
 from sweeps.run.session import SweepSession
-from sweeps.store_access import lost_weights
+from sweeps.stores import lost_weights
 from sweeps.view.outcome import (
     SweepFailure,
     SweepOutcome,

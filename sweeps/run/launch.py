@@ -39,7 +39,7 @@ from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
-from sweeps.store_access import (
+from sweeps.stores import (
     check_address,
     check_below_root,
     check_kept,

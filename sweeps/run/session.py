@@ -65,7 +65,7 @@ from sweeps.spec.revisions import (
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
-from sweeps.store_access import (
+from sweeps.stores import (
     check_kept,
     check_no_copy,
     find_tracker,

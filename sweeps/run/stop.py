@@ -17,7 +17,7 @@ from sweeps.run import stop_requests
 from sweeps.run.stop_requests import StopResult
 from sweeps.run.sync import queue_interruptions
 from sweeps.search.pbt_exploit import without_unbegun
-from sweeps.store_access import check_kept, trial_files
+from sweeps.stores import check_kept, trial_files
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_status import SweepStatus
 from tracking.outbox_status import read_outbox

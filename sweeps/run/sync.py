@@ -40,7 +40,7 @@ from sweeps.recording.tags import (
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import (
+from sweeps.stores import (
     check_below_root,
     check_kept,
     check_no_copy,

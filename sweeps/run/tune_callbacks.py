@@ -54,7 +54,7 @@ from sweeps.run.start_watch import NoWorkerStarts, StartWatch
 from sweeps.run.trial_clock import TrialClock
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import TrialSeed, run_start
-from sweeps.store_access import accepts_checkpoints, trial_store
+from sweeps.stores import accepts_checkpoints, trial_store
 from sweeps.view.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.checkpoint import Generation

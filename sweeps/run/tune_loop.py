@@ -32,7 +32,7 @@ from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
-from sweeps.store_access import trial_store
+from sweeps.stores import trial_store
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver
 from trainable.errors import StorageError

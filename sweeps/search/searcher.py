@@ -37,7 +37,7 @@ from sweeps.stopping.schedulers import (
     never_promoted,
 )
 from sweeps.stopping.seed_means import over_seeds
-from sweeps.store_access import address_of
+from sweeps.stores import address_of
 from trainable.config import TrialConfig
 from trainable.ray_adapter import OBJECTIVE
 

@@ -24,7 +24,7 @@ from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.sync import queue_interruptions
 from sweeps.run.trial_process import as_a_trial
 from sweeps.spec.trial_run import num_threads, with_accumulation
-from sweeps.store_access import (
+from sweeps.stores import (
     best_generation,
     check_below_root,
     check_kept,

@@ -30,7 +30,7 @@ from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.trial_process import as_a_trial
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads
-from sweeps.store_access import trial_files, trial_store
+from sweeps.stores import trial_files, trial_store
 from sweeps.trust.reproduced import (
     MachineDifference,
     Reproduction,

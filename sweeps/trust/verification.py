@@ -24,7 +24,7 @@ from sweeps.reconcile.store_check import Missing, MissingData, stored_rows
 from sweeps.reconcile.trial_checks import Contradiction, TrialChecks
 from sweeps.run.store_comparison import StoreComparison
 from sweeps.spec.revisions import read_revisions, read_spec
-from sweeps.store_access import (
+from sweeps.stores import (
     OutsideRoot,
     addresses_outside,
     check_no_copy,

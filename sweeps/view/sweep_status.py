@@ -30,7 +30,7 @@ from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.rule import make_pausing_rule
-from sweeps.store_access import (
+from sweeps.stores import (
     best_generation,
     lost_weights,
     saved_generation,

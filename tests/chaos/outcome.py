@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sweeps.ledger.reader import LedgerReader
 from sweeps.spec.revisions import read_spec
-from sweeps.store_access import trial_store
+from sweeps.stores import trial_store
 from tests.chaos.killed_runs import curve
 from tests.chaos.probe_task import KINDS
 from tests.chaos.sandbox import Sandbox

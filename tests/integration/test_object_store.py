@@ -33,7 +33,7 @@ from sweeps.run.finalize import finalize_attempt
 from sweeps.run.session import SweepSession
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
-from sweeps.store_access import best_generation, trial_files
+from sweeps.stores import best_generation, trial_files
 from tests.integration.commandline import TINY
 from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment

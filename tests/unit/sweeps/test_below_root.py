@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import OutsideRoot, check_below_root, check_no_copy, place_of
+from sweeps.stores import OutsideRoot, check_below_root, check_no_copy, place_of
 from sweeps.trust.verification import verify
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -10,7 +10,7 @@ import pytest
 from sweeps.paths import SweepPaths
 from sweeps.run.sync import deliver
 from sweeps.spec.spec import parse_spec
-from sweeps.store_access import (
+from sweeps.stores import (
     StorageMoved,
     address_of,
     check_kept,

@@ -15,7 +15,7 @@ from sweeps.errors import UserError
 from sweeps.paths import SweepPaths
 from sweeps.run.code_directory import enter_code_directory
 from sweeps.spec.revisions import write_spec
-from sweeps.store_access import place_of
+from sweeps.stores import place_of
 from sweeps.view.sweep_status import SweepStatus
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -411,7 +411,7 @@ def test_error_in_the_trial_process_fails_that_trial(
         def refuse(path: Path) -> None:
             raise OSError(errno.EIO, "refused", str(path))
 
-        monkeypatch.setattr("sweeps.store_access.probe_directory", refuse)
+        monkeypatch.setattr("sweeps.stores.probe_directory", refuse)
         sweep.paths.trial(trial_number).mkdir(parents=True, exist_ok=True)
     view: Any = SimpleNamespace(ended=lambda *_: None)
     keeper = TuneEventHandler(

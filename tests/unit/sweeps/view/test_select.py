@@ -23,7 +23,7 @@ from sweeps.recording.tags import best_tags, end_tags, front_tags, leaders_view
 from sweeps.search.shown_trials import OneRung
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import parse_spec
-from sweeps.store_access import best_generation
+from sweeps.stores import best_generation
 from sweeps.view.compare import Incomparable, compare
 from sweeps.view.observer import TrialProgress
 from sweeps.view.sweep_progress import SweepProgress, best_name, best_of
