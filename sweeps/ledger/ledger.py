@@ -46,8 +46,8 @@ from sweeps.ledger.attributes import (
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.ranking import is_finite, value_of
+from sweeps.ledger.reasons import clipped_reason, clipped_traceback
 from sweeps.ledger.sqlite import STUDY, LedgerFile
-from sweeps.ledger.stop_reasons import clipped_reason, clipped_traceback
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.study_record import in_transaction, translate_errors, translated
 from sweeps.ledger.study_trials import StudyTrials

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from sweeps.ledger.stop_reasons import is_by_request
+from sweeps.ledger.reasons import is_by_request
 from sweeps.ledger.trials import Trial
 from sweeps.spec.sections import Select
 from sweeps.stopping.metric_values import Value, all_values

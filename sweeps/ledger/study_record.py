@@ -29,8 +29,8 @@ from sweeps.ledger.attributes import (
     attempts_in,
 )
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
+from sweeps.ledger.reasons import clipped_reason
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.ledger.stop_reasons import clipped_reason
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.spec.resume_checks import Origin

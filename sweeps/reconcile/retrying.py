@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sweeps.errors import SpecError, UserError
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
-from sweeps.ledger.stop_reasons import kind_of
+from sweeps.ledger.reasons import kind_of
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.stop_criteria import active_stop_criterion

@@ -17,8 +17,8 @@ from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.reasons import BY_THE_SWEEP
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.reconcile import MissingReport, unreported
 from sweeps.reconcile.repairs import close_stores

@@ -35,7 +35,7 @@ from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.failure_policy import (
     INFRASTRUCTURE_FAILURES,

@@ -21,7 +21,7 @@ from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial, group_of
 from sweeps.errors import LedgerError
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests

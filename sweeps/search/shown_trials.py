@@ -39,7 +39,7 @@ from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search, repeated_by
 from sweeps.ledger.over_seeds import Repeats, repeats_of, state_of
 from sweeps.ledger.ranking import NOT_FINITE, is_cut_off, is_finite, values_by, values_over_seeds
-from sweeps.ledger.stop_reasons import may_be_of_parameters
+from sweeps.ledger.reasons import may_be_of_parameters
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import in_generations
 from sweeps.optuna_compat.storage import set_trial_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sweeps.ledger.stop_reasons import kind_of
+from sweeps.ledger.reasons import kind_of
 from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable, remedy
 from sweeps.reconcile.stop_criteria import StopCriterionMet

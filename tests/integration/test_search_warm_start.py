@@ -17,7 +17,7 @@ from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.run.session import open_ledger

@@ -14,7 +14,7 @@ import pytest
 
 from sweeps.errors import OriginChanged, UserError
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile import retrying
 from sweeps.reconcile.collect_state import read_sweep_state

@@ -16,7 +16,7 @@ import pytest
 from ray.tune.experiment import Trial
 
 from sweeps.errors import LockLost, SpecError
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.run.start_watch import NoWorkerStarts, StartWatch

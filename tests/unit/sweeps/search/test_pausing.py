@@ -13,7 +13,7 @@ from ray.tune.search import Searcher
 from sweeps.ledger.attributes import PROMOTED
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import UnrecordedEnd, reconcile
