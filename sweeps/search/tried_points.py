@@ -20,7 +20,7 @@ from sweeps.spec.space import Choice, Distribution
 _MOST_COMPARED = 20_000
 """Of a space with more points, some near the given one and random ones are compared."""
 _DRAWS = 64
-_NEAR = 0.05
+_CLOSE = 0.05
 """So far on each side of a point, as a share of each range, points near it are drawn."""
 
 
@@ -75,7 +75,7 @@ class TriedPoints:
         def value(key: str, distribution: Distribution) -> Any:
             if key in known or key not in point or isinstance(distribution, Choice):
                 return point.get(key, distribution.at(generator.random()))
-            at = distribution.position(point[key]) + generator.uniform(-_NEAR, _NEAR)
+            at = distribution.position(point[key]) + generator.uniform(-_CLOSE, _NEAR)
             return distribution.at(min(max(at, 0.0), math.nextafter(1.0, 0.0)))
 
         near = (self._space.point(value) for _ in range(_DRAWS))
