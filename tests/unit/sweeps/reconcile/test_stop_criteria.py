@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.ledger.ledger import Ledger, Suggestion
+from sweeps.ledger.ledger import Ledger, StudyTrials, Suggestion
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
-from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.reconcile import (
