@@ -18,7 +18,7 @@ from sweeps.cli.plain_console import PlainConsole, line
 from sweeps.errors import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, command_line, program_name
-from sweeps.spec.metric_direction import direction_warnings
+from sweeps.spec.own_values import direction_warnings
 from sweeps.view.observer import ShutdownNotices
 
 if TYPE_CHECKING:

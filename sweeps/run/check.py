@@ -18,8 +18,7 @@ from sweeps.run.launch import check_tracking
 from sweeps.search.dry_run import dry_run
 from sweeps.spec.applied_priors import AppliedPrior, applied_priors
 from sweeps.spec.automatic import AutoChoice
-from sweeps.spec.metric_direction import direction_warnings
-from sweeps.spec.own_values import resolve_search
+from sweeps.spec.own_values import direction_warnings, resolve_search
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import check_webhook

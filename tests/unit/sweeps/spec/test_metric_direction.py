@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec.metric_direction import direction_warnings
+from sweeps.spec.own_values import direction_warnings
 from sweeps.spec.spec import parse_spec
 from tests.golden.messages import compare_messages
 
