@@ -6,7 +6,6 @@ With it, a sweep can say what its search gained. What must not live here: the se
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,34 +90,3 @@ def _own_point(spec: SweepSpec) -> tuple[dict[str, Any], str | None]:
     if not space.allows(point):
         return {}, "the values without the search violate search.constraints"
     return point, None
-
-
-_HIGHER = re.compile(
-    "accuracy|acc|auc|auroc|auprc|f1|precision|recall|iou|miou|dice|bleu|rouge|r2|psnr|ssim|kappa|"
-    "ndcg|mrr|reward"
-)
-_LOWER = re.compile("loss|error|err|mse|rmse|mae|mape|nll|perplexity|ppl|wer|cer|fid|divergence")
-
-
-def direction_warnings(spec: SweepSpec) -> list[str]:
-    """Return a sentence for each metric whose mode is probably the wrong one."""
-    found = []
-    for metric, mode in zip(spec.metrics, spec.modes, strict=True):
-        better = _better(metric)
-        if better is not None and better != mode:
-            higher = "higher" if better == "max" else "lower"
-            found.append(
-                f"mode is {mode} for {metric}, whose name says that {higher} is better: the sweep "
-                f"would look for the worst trial and stop the best ones early; write {better}, "
-                "unless the name misleads"
-            )
-    return found
-
-
-def _better(metric: str) -> str | None:
-    """Return the mode that a metric's name suggests; None if it suggests none, or both."""
-    words = re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower())
-    higher, lower = (any(map(kind.fullmatch, words)) for kind in (_HIGHER, _LOWER))
-    if higher == lower:
-        return None
-    return "max" if higher else "min"

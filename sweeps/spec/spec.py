@@ -291,6 +291,11 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
 
 
 VERSION = 1
+_HIGHER = re.compile(
+    "accuracy|acc|auc|auroc|auprc|f1|precision|recall|iou|miou|dice|bleu|rouge|r2|psnr|ssim|kappa|"
+    "ndcg|mrr|reward"
+)
+_LOWER = re.compile("loss|error|err|mse|rmse|mae|mape|nll|perplexity|ppl|wer|cer|fid|divergence")
 _SPLIT_SEEDS = 2**31  # every generator accepts so many seeds
 LOADING = object()
 """The context of a validation by `spec`, which makes the cross-field checks itself, to report all
@@ -441,6 +446,23 @@ class SweepSpec(Section):
         each = zip(self.modes, self.metrics, strict=True)
         return " and ".join(f"{mode} of {metric}" for mode, metric in each)
 
+    def direction_warnings(self) -> list[str]:
+        """Return a sentence for each metric whose name says that its mode is the wrong one.
+
+        A name proves nothing, so a sweep is never refused for it.
+        """
+        found = []
+        for metric, mode in zip(self.metrics, self.modes, strict=True):
+            better = _better(metric)
+            if better is not None and better != mode:
+                higher = "higher" if better == "max" else "lower"
+                found.append(
+                    f"mode is {mode} for {metric}, whose name says that {higher} is better: the "
+                    f"sweep would look for the worst trial and stop the best ones early; write "
+                    f"{better}, unless the name misleads"
+                )
+        return found
+
     def max_trials(self, wanted: int) -> int:
         """Return how many trials the sweep can have, at most `wanted`.
 
@@ -542,6 +564,15 @@ class SweepSpec(Section):
 def trial_yaml(config: TrialConfig) -> str:
     """Return the configuration of one trial as YAML, for its directory."""
     return "".join(_write_block(config.model_dump(mode="json"), ""))
+
+
+def _better(metric: str) -> str | None:
+    """Return the mode that a metric's name suggests; None if it suggests none, or both."""
+    words = re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower())
+    higher, lower = (any(map(kind.fullmatch, words)) for kind in (_HIGHER, _LOWER))
+    if higher == lower:
+        return None
+    return "max" if higher else "min"
 
 
 def _example(key: str, distribution: Distribution) -> Any:
