@@ -1,8 +1,9 @@
-"""Store a sweep's trials: their parameters, intermediate values, states and attempts.
+"""Store a sweep: its identity and drivers, and its trials with their values, states and attempts.
 
 One Optuna study is the only record. A trial that is RUNNING in the study is unfinished, whether
 or not a process is working on it. It keeps its number and parameters until it ends: complete,
-pruned or failed. What must not live here: Ray, files of training runs, tracking.
+pruned or failed. What must not live here: connections and transactions (`storage`), Ray, files of
+training runs, tracking.
 """
 
 from __future__ import annotations
@@ -267,8 +268,52 @@ _STATES: dict[TrialState, str] = {
 }
 
 
-class StudyTrials(StudyRecord):
-    """The trials of a sweep, as its study has them."""
+_ENDINGS: dict[Ending, TrialState] = {
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A point of a search space."""
+
+    params: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    """The distribution of each parameter."""
+    system_attrs: Mapping[str, Any] = field(default_factory=dict)
+    """The sampler's own state of this trial, stored as the trial's system attributes."""
+    priors: str | None = None
+    """The digest of the priors around which it was drawn; None: around none."""
+
+
+class LedgerReport(NamedTuple):
+    """The metrics that a trial reports after an epoch.
+
+    Attributes:
+        epoch: Epochs completed.
+        step: Optimizer steps taken.
+        value: The (first) metric.
+        others: The sweep's other metrics.
+        seconds: For how long workers have trained the trial; None: unknown.
+    """
+
+    epoch: int
+    step: int
+    value: float
+    others: Sequence[float] = ()
+    seconds: float | None = None
+
+
+class Ledger(StudyRecord):
+    """A sweep's trials in an Optuna study.
+
+    Every method may raise `LedgerBusy` when another process keeps the database locked, and
+    `LedgerError` when the database cannot be used. Methods that write may raise `LockLost`:
+    another driver has acquired the sweep's lock. Methods may be called from any thread; a mutex
+    serializes them.
+    """
 
     def __init__(
         self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
@@ -286,6 +331,71 @@ class StudyTrials(StudyRecord):
         self.earlier_budgets: Collection[int] = ()
         """The reports of a full training under each revision of the spec. The driver sets it: a
         trial that is complete by one of them may be short for a later one."""
+        trials = self.frozen_trials()
+        # A trial that was reopened has given its number back, but later ends keep theirs.
+        self._ends = max(
+            sum(trial.state.is_finished() for trial in trials),
+            *(int(trial.user_attrs.get(ENDED, 0)) for trial in trials),
+            0,
+        )
+        self.trial_resources: Callable[[Mapping[str, Any]], tuple[float, float]] | None = None
+        """Returns CPUs and GPUs of a trial that this process trains, by its parameters; None: the
+        seconds of trials on devices are not counted."""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        mode: Mode | Sequence[Mode],
+        sweep_id: str,
+        select: Select = "checkpoint",
+        repeats: Repeats | None = None,
+    ) -> Ledger:
+        """Create an empty ledger."""
+        modes = [mode] if isinstance(mode, str) else mode
+        directions = [
+            StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
+        ]
+        location = LedgerFile(path)
+        with translate_errors(location):
+            storage = EditableRDBStorage(path)
+
+            def create() -> optuna.Study:
+                study = optuna.create_study(
+                    storage=storage, study_name=STUDY, directions=directions
+                )
+                study.set_user_attr("sweep_id", sweep_id)
+                if select != "checkpoint":
+                    study.set_user_attr(SELECT, select)
+                if repeats is not None:
+                    study.set_user_attr(REPEATS, list(repeats))
+                return study
+
+            try:
+                study = storage.transact(create)
+            except optuna.exceptions.DuplicatedStudyError:
+                raise LedgerError(f"{location} already holds a ledger") from None
+            return cls(location, study, storage)
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Open an existing ledger. A damaged ledger stays unchanged."""
+        location = LedgerFile(path)
+        with translate_errors(location):
+            # Check this first: Optuna would create its tables in a file that lost them.
+            if location.num_trials() is None:
+                raise location.damaged("it holds no study")
+            try:
+                storage = EditableRDBStorage(path)
+                study = optuna.load_study(storage=storage, study_name=STUDY)
+                return cls(location, study, storage)
+            except (SQLAlchemyError, LedgerError):
+                raise
+            except Exception as error:  # a damaged file can raise any error in a decoder
+                if isinstance(error, optuna.exceptions.StorageInternalError):
+                    raise
+                raise location.damaged(f"{type(error).__name__}: {error}") from error
 
     @property
     def minimize(self) -> bool:
@@ -367,93 +477,6 @@ class StudyTrials(StudyRecord):
             select=self.select,
             **trial_fields(dict(trial.params), trial.user_attrs, trial.datetime_complete),
         )
-
-
-_ENDINGS: dict[Ending, TrialState] = {
-    "complete": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-}
-
-
-class Ledger(StudyTrials):
-    """A sweep's trials in an Optuna study.
-
-    Every method may raise `LedgerBusy` when another process keeps the database locked, and
-    `LedgerError` when the database cannot be used. Methods that write may raise `LockLost`:
-    another driver has acquired the sweep's lock. Methods may be called from any thread; a mutex
-    serializes them.
-    """
-
-    def __init__(
-        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
-    ) -> None:
-        super().__init__(location, study, storage)
-        trials = self.frozen_trials()
-        # A trial that was reopened has given its number back, but later ends keep theirs.
-        self._ends = max(
-            sum(trial.state.is_finished() for trial in trials),
-            *(int(trial.user_attrs.get(ENDED, 0)) for trial in trials),
-            0,
-        )
-        self.trial_resources: Callable[[Mapping[str, Any]], tuple[float, float]] | None = None
-        """Returns CPUs and GPUs of a trial that this process trains, by its parameters; None: the
-        seconds of trials on devices are not counted."""
-
-    @classmethod
-    def create(
-        cls,
-        path: Path,
-        *,
-        mode: Mode | Sequence[Mode],
-        sweep_id: str,
-        select: Select = "checkpoint",
-        repeats: Repeats | None = None,
-    ) -> Ledger:
-        """Create an empty ledger."""
-        modes = [mode] if isinstance(mode, str) else mode
-        directions = [
-            StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
-        ]
-        location = LedgerFile(path)
-        with translate_errors(location):
-            storage = EditableRDBStorage(path)
-
-            def create() -> optuna.Study:
-                study = optuna.create_study(
-                    storage=storage, study_name=STUDY, directions=directions
-                )
-                study.set_user_attr("sweep_id", sweep_id)
-                if select != "checkpoint":
-                    study.set_user_attr(SELECT, select)
-                if repeats is not None:
-                    study.set_user_attr(REPEATS, list(repeats))
-                return study
-
-            try:
-                study = storage.transact(create)
-            except optuna.exceptions.DuplicatedStudyError:
-                raise LedgerError(f"{location} already holds a ledger") from None
-            return cls(location, study, storage)
-
-    @classmethod
-    def open(cls, path: Path) -> Ledger:
-        """Open an existing ledger. A damaged ledger stays unchanged."""
-        location = LedgerFile(path)
-        with translate_errors(location):
-            # Check this first: Optuna would create its tables in a file that lost them.
-            if location.num_trials() is None:
-                raise location.damaged("it holds no study")
-            try:
-                storage = EditableRDBStorage(path)
-                study = optuna.load_study(storage=storage, study_name=STUDY)
-                return cls(location, study, storage)
-            except (SQLAlchemyError, LedgerError):
-                raise
-            except Exception as error:  # a damaged file can raise any error in a decoder
-                if isinstance(error, optuna.exceptions.StorageInternalError):
-                    raise
-                raise location.damaged(f"{type(error).__name__}: {error}") from error
 
     @in_transaction
     def add(
@@ -735,34 +758,3 @@ class Ledger(StudyTrials):
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A point of a search space."""
-
-    params: Mapping[str, Any]
-    distributions: Mapping[str, BaseDistribution]
-    """The distribution of each parameter."""
-    system_attrs: Mapping[str, Any] = field(default_factory=dict)
-    """The sampler's own state of this trial, stored as the trial's system attributes."""
-    priors: str | None = None
-    """The digest of the priors around which it was drawn; None: around none."""
-
-
-class LedgerReport(NamedTuple):
-    """The metrics that a trial reports after an epoch.
-
-    Attributes:
-        epoch: Epochs completed.
-        step: Optimizer steps taken.
-        value: The (first) metric.
-        others: The sweep's other metrics.
-        seconds: For how long workers have trained the trial; None: unknown.
-    """
-
-    epoch: int
-    step: int
-    value: float
-    others: Sequence[float] = ()
-    seconds: float | None = None
