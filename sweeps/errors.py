@@ -1,4 +1,4 @@
-"""The errors about a spec, a sweep's files, its lock and its ledger.
+"""The errors about a spec, a sweep's files, its lock and its ledger, and the exit codes.
 
     ValueError
       SpecError            a spec is not valid; lists every issue with its location

@@ -1,4 +1,4 @@
-"""Format numbers, durations and sizes for people.
+"""Format numbers, durations and sizes for people, and parse the durations that they write.
 
 What must not live here: tables and sentences (`cli`), and parsing a spec (`spec`).
 """

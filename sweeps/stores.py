@@ -1,8 +1,11 @@
-"""Check that a store may be connected to before credentials are sent to it.
+"""The stores of a sweep: which may be connected to, and where its checkpoints, its records and its
+notifications go.
 
-The user must trust the store, and own the sweep that names it. All code that connects to a
-tracking store or an object store calls these checks first. What must not live
-here: the list of trusted stores (`tracking.trusted_stores`), and connections.
+The user must trust a store, and own the sweep that names it; all code that connects to a store
+calls these checks first. No other module of `sweeps` chooses a tracking service. The address of a
+webhook is read from the environment each time, and stored nowhere. What must not live here: the
+list of trusted stores (`tracking.trusted_stores`), what is recorded (`recording`), and
+connections.
 """
 
 from __future__ import annotations
@@ -501,10 +504,7 @@ def check_no_copy(
     """Check that no copy of a sweep writes into the stores of the original."""
     stores = {
         f"{section}.{key}": uri
-        for section, key in (
-            ("tracking", "uri"),
-            ("storage", "checkpoints"),
-        )
+        for section, key in _STORES
         if (uri := getattr(getattr(spec, section), key)) is not None
         and not is_below(sqlite_file(uri) or Path("/"), paths.root)
     }

@@ -76,7 +76,7 @@ def exit_codes() -> str:
     """Return the page of exit codes."""
     rows = {0: "Done."}
     for name, member in griffe.load("sweeps.errors").members.items():
-        if isinstance(member, griffe.Attribute) and not name.startswith("_"):
+        if isinstance(member, griffe.Attribute) and name.isupper():
             if member.docstring is None:
                 _LOG.warning("sweeps.errors.%s has no docstring; write one below it", name)
             rows[int(str(member.value))] = _line(

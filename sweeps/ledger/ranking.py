@@ -1,6 +1,8 @@
-"""What the value of a trial is, and which trials are the best: the one definition for every view.
+"""What the value of a trial is, at its end and at a rung, and which trials are the best.
 
-What must not live here: reading a ledger (`reader`).
+This is the one definition for every view, for what samplers see, for the evidence of priors, and
+for what a warm start keeps of earlier sweeps. What must not live here: reading a ledger
+(`reader`), and the values that stopping rules compare (`stopping`).
 """
 
 from __future__ import annotations

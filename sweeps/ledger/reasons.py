@@ -1,6 +1,7 @@
-"""The reasons with which trials are stopped by a request or with their sweep, by no stopping rule.
+"""The reasons with which trials end: requests, kinds of failures, and how long the texts may be.
 
-What must not live here: the kinds of failures (`failure_kinds`), and stopping trials (`driver`).
+What must not live here: stopping trials (`run`), and what a driver does after a failure
+(`reconcile.failure_policy`).
 """
 
 from __future__ import annotations

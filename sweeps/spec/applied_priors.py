@@ -1,7 +1,9 @@
 """All priors of a sweep: those beside the distributions, and the defaults of its optimizers.
 
-What must not live here: the form of a prior (`priors`), what the defaults are (`default_priors`),
-and which trials take their points from priors (`sweeps.search.prior_trials`).
+With `search: {priors: defaults}`, a parameter of the optimizer that is searched, and that has no
+prior of its own, gets as prior the value that it has when it is left out, with a wide width. What
+must not live here: the form of a prior (`priors`), and which trials take their points from priors
+(`sweeps.search.prior_trials`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checks across the fields and sections of a spec.
+"""Checks across the fields and sections of a spec, and of arguments, which no model knows.
 
 They work on plain data, so that they also run if another part is wrong, and all problems are
 reported in one pass. What must not live here: rules of one field or section, which are beside the
-field.
+field, and whether a class takes an argument (`trainable.optimizer_class`).
 """
 
 from __future__ import annotations

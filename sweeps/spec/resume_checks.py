@@ -1,7 +1,9 @@
-"""Refuse a resume that changes a part of the search which is fixed once a sweep exists.
+"""Refuse a resume that changes what is fixed once a sweep exists, or after which its trials could
+not be compared.
 
+Trials are comparable while the task's code, its data and certain keys of the spec stay the same.
 What must not live here: changes of the space (`sweeps.search.shown_trials` projects earlier trials
-to the current space), and changes of code, data or metric (`provenance_check`).
+to the current space), and computing the digests (`trainable.fingerprint`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Checks of the space and the section `search` together: conditions, constraints, points to try
-first, and the size of a grid.
+"""Checks of the space and the section `search` together: conditions, constraints, ranges, priors,
+points to try first, and the size of a grid.
 
-They work on plain data, so that they also run if another part of the spec is wrong. What must not
-live here: which keys may be searched (`cross_checks`), and the form of single values
-(`search_validators`, `space_parser`).
+They work on plain data, so that they also run if another part of the spec is wrong. A study keeps
+each number as a float of 64 bits; without the checks of ranges, a trial would be trained with a
+value near the one that was meant. What must not live here: which keys may be searched
+(`cross_checks`), and the form of single values (`search_validators`, `space_parser`, `priors`).
 """
 
 from __future__ import annotations

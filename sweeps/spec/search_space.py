@@ -1,9 +1,9 @@
 """The search space: all distributions with their conditions and constraints.
 
 A point is a value for every parameter that exists in it. A parameter with a condition exists only
-if other parameters have certain values; a constraint forbids points. What must not live here:
-single distributions (`space`), the syntax of constraints (`constraints`), and sampling
-(`sweeps.search`).
+if other parameters have certain values; a constraint forbids points. Whatever may be searched has
+a value of the file where it is not. What must not live here: single distributions (`space`), the
+syntax of constraints (`constraints`), and sampling (`sweeps.search`).
 """
 
 from __future__ import annotations

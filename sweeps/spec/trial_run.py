@@ -1,4 +1,4 @@
-"""How a trial is run: the parts of its configuration that its parameters do not fix.
+"""How a trial is run: what its parameters do not fix, and what is recorded of its configuration.
 
 Workers, `sweep train NAME --trial K` and `sweep test` use these functions, so that a trial trained
 again is the same run. What must not live here: the configuration by parameters

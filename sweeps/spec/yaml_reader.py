@@ -2,7 +2,8 @@
 
 A spec is plain data: no tags, no objects, no duplicate keys, and limits on size, depth and number
 of values. `ruamel.yaml` parses it; scalars follow the core schema of YAML 1.2 (`1e-4` is a number,
-`on` and `12:30:00` are text). What must not live here: the meaning of the keys.
+`on` and `12:30:00` are text). Single values can be replaced in the text of a file, which keeps its
+comments. What must not live here: the meaning of the keys.
 """
 
 from __future__ import annotations

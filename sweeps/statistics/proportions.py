@@ -1,6 +1,6 @@
-"""Intervals and chances for counts.
+"""Intervals and chances for counts, and of the rank correlation of two measurements.
 
-What must not live here: what is counted.
+What must not live here: what is counted or measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""ASHA, asynchronous successive halving: the rule `asha`, and the parameters of all halving rules.
+"""ASHA, asynchronous successive halving: the rules `asha` and `asha_promote`.
 
-What must not live here: where the rungs are (`halving`), and Ray (`schedulers`).
+Here are also the parameters of all halving rules, and stoppers for one metric and for several.
+What must not live here: where the rungs are, and which trial is promoted (`halving`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a stopping rule compares: the value of one metric, or the values of several.
+"""What a stopping rule compares: the value of one metric, or the values of several in one order.
 
-What must not live here: comparing trials (`dominance`, and the modules of the rules).
+What must not live here: the rules, each of which has a module.
 """
 
 from __future__ import annotations

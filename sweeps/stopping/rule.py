@@ -1,10 +1,9 @@
-"""The interface of a stopping rule, as a spec, the driver, samplers and the report use it.
+"""The interface of stopping rules and of rules that pause, and the rule `none`.
 
-Each rule has its own module in this package, and `registry` lists all rules. Rules count reports.
-An `epoch` in their names and parameters is a report: with a budget in epochs, each epoch ends with
-one. What must not live
-here: a particular rule, Ray, and the ledger. This package lies below `sweeps.spec`, so that the
-rules can check a spec. Rules therefore receive plain numbers instead of a spec.
+Each other rule has its own module in this package, and `registry` lists all rules. Rules count
+reports. An `epoch` in their names and parameters is a report: with a budget in epochs, each epoch
+ends with one. What must not live here: Ray, and the ledger. This package lies below `sweeps.spec`,
+so that the rules can check a spec. Rules therefore receive plain numbers instead of a spec.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 With `asha_promote` and `pbt`, a trial pauses at a rung without a decision of the scheduler, and
 the searcher promotes it. For Tune, the training between two pauses is a separate trial, so Tune
-keeps no state of a paused trial. What must not live here: which rule a spec names (`registry`),
-and the ledger.
+keeps no state of a paused trial. A random share of the trials (`early_stopping.exempt`) is never
+stopped: the trials that a rule lets live looked good early, and only trials that were spared at
+random show how often it stops one that would have become good. What must not live here: which rule
+a spec names (`registry`), and the ledger.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class SweepStatus:
         return Undelivered(count, None) if count and self.spec.notify.webhook else None
 
     def lost_weights(self, *records: TrialSummary) -> str | None:
-        """Return why none of these trials has weights: see `checkpoint_locations`."""
+        """Return why none of these trials has weights: see `stores`."""
         return lost_weights(self.paths, self.spec, [*map(self.weights_of, records)])
 
     def trial_state(self, record: TrialSummary) -> str:
