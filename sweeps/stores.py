@@ -213,7 +213,7 @@ def deliver_waiting(paths: SweepPaths, spec: SweepSpec, *, seconds: float) -> Un
     return NotificationDelivery(NotificationQueue(paths.outbox), address).close(seconds)
 
 
-KEY = ("storage", "checkpoints")
+CHECKPOINTS_KEY = ("storage", "checkpoints")
 """The key of a spec that names the storage of the checkpoints."""
 
 
@@ -355,7 +355,7 @@ def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
         try:
             probe(spec.storage.checkpoints, empty=paths.name if new else None)
         except StoreUnusable as error:
-            raise UserError([Issue(KEY, str(error))]) from error
+            raise UserError([Issue(CHECKPOINTS_KEY, str(error))]) from error
 
 
 def check_kept(paths: SweepPaths, before: SweepSpec, after: SweepSpec) -> None:

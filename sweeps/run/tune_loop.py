@@ -30,7 +30,7 @@ from sweeps.run.session import SweepSession
 from sweeps.run.start_watch import NoWorkerStarts
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
-from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
 from sweeps.stores import trial_store
 from sweeps.sweep_lock import SweepLock
@@ -84,19 +84,19 @@ class TrialLoop:
             sweep.ledger,
             sweep.spec,
             sweep.paths,
-            fence=lock.check,
-            refuse=self._events.refuse,
-            flush=self._events.flush,
-            concurrency=plan.max_concurrency,
-            max_workers=plan.max_workers,
-            threads=num_threads(plan.cpu),
-            warn=observer.warned,
-            add_extra=ConfirmingTrials(
-                sweep.ledger,
-                ends=lambda: self._events.num_finished,
-                flush=self._events.flush,
+            DriverCallbacks(
                 fence=lock.check,
+                refuse=self._events.refuse,
+                flush=self._events.flush,
+                warn=observer.warned,
+                add_extra=ConfirmingTrials(
+                    sweep.ledger,
+                    ends=lambda: self._events.num_finished,
+                    flush=self._events.flush,
+                    fence=lock.check,
+                ),
             ),
+            Capacity(plan.max_concurrency, num_threads(plan.cpu), plan.max_workers),
         )
         self._only_extra = sweep.only_confirms
         self._searcher.paused = sweep.only_confirms

@@ -71,10 +71,8 @@ def cross_field_checks(
     yield from _rate_faults(data.get("train"), show)
     yield from argument_faults(data)
     sound = sound_constraints(data, space)
-    for key, distribution in space.items():
-        yield from _space_faults(
-            root, key, distribution, space, data.get(_section_of(key)), sound, show
-        )
+    for key in space:
+        yield from _space_faults(root, key, space, data.get(_section_of(key)), sound, show)
     yield from workers_faults(data, space)
     yield from search_faults(data, space, show, drawn)
 
@@ -300,7 +298,6 @@ def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
 def _space_faults(
     root: type[BaseModel],
     key: str,
-    distribution: Distribution | None,
     space: Mapping[str, Distribution | None],
     section: object,
     sound: SearchSpace,
@@ -331,6 +328,7 @@ def _space_faults(
     if key not in fields:
         yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
         return
+    distribution = space[key]
     if distribution is None:
         return
     head, *parts = key.split(".")
