@@ -1,4 +1,4 @@
-"""The errors about a spec, a sweep's files, its lock and its ledger.
+"""The errors about a spec, a sweep's files, its lock and its ledger, and the exit codes.
 
     ValueError
       SpecError            a spec is not valid; lists every issue with its location
@@ -204,3 +204,15 @@ class ExitRequested(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+
+
+LATE = 1
+"""The requested action has failed, or was not complete in time."""
+WRONG_INPUT = 2
+"""The user must correct the input; nothing was half-created."""
+NO_SUCCESS = 3
+"""No trial succeeded, or the sweep had to stop: trials failed repeatedly in the same way, its
+storage is full, read-only or broken, or its cluster is lost. Of a single run: its loss is not
+finite, or it ran out of memory."""
+HELD = 4
+"""Another process holds the sweep's lock or its ledger."""

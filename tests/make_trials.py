@@ -8,8 +8,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.trials import TrialRecord
 
 

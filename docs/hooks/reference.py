@@ -1,7 +1,7 @@
 """Make the pages below `reference/` from the code, when the site is built.
 
 The command line comes from Typer, the spec from pydantic's JSON schema, exit codes from the
-docstrings in `sweeps/exit_codes.py`, and the Python API from `sweeps.__all__` and
+docstrings in `sweeps/errors.py`, and the Python API from `sweeps.__all__` and
 `trainable.__all__`. What must not live here: words about a command, a key or a code; they stand
 beside it in the code.
 """
@@ -75,10 +75,10 @@ def spec() -> str:
 def exit_codes() -> str:
     """Return the page of exit codes."""
     rows = {0: "Done."}
-    for name, member in griffe.load("sweeps.exit_codes").members.items():
-        if isinstance(member, griffe.Attribute) and not name.startswith("_"):
+    for name, member in griffe.load("sweeps.errors").members.items():
+        if isinstance(member, griffe.Attribute) and name.isupper():
             if member.docstring is None:
-                _LOG.warning("sweeps.exit_codes.%s has no docstring; write one below it", name)
+                _LOG.warning("sweeps.errors.%s has no docstring; write one below it", name)
             rows[int(str(member.value))] = _line(
                 member.docstring.value if member.docstring else ""
             )

@@ -23,7 +23,6 @@ from sweeps.artifacts.model_card import (
     WEIGHTS,
     model_card,
 )
-from sweeps.checkpoint_locations import best_generation
 from sweeps.engine import fork_server
 from sweeps.errors import NoReport, NoVersion
 from sweeps.ledger.ranking import ranking
@@ -32,6 +31,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.spec import SweepSpec, trial_yaml
+from sweeps.stores import best_generation
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported

@@ -11,8 +11,8 @@ from typing import Any
 from sweeps.formatting import format_best, format_value, joined
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from trainable.config import TaskConfig
 from trainable.export import Exported
 from trainable.store.manifest import Generation

@@ -13,10 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from sweeps.checkpoint_locations import best_generation
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.store_access import reach_tracking
+from sweeps.stores import best_generation, reach_tracking
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig

@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 
 from sweeps.artifacts.export import draw_report, export_best, register_best
-from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.path_checks import check_file, check_private, make_private, write_file
 from sweeps.paths import check_name
-from sweeps.store_access import reach_tracking
+from sweeps.stores import check_below_root, check_no_copy, reach_tracking
 from sweeps.view.sweep_status import SweepStatus
 
 

@@ -40,7 +40,7 @@ from sweeps.cli.run import clone, init, resume, run, stop
 from sweeps.cli.stores import rm, sync, trust, ui
 from sweeps.cli.test import evaluate
 from sweeps.cli.verify import verify
-from sweeps.exit_codes import WRONG_INPUT
+from sweeps.errors import WRONG_INPUT
 from trainable.store.private_files import keep_files_private
 
 _HELP = frozenset(("--help", "-h", "--version"))

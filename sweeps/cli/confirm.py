@@ -31,7 +31,7 @@ from sweeps.cli.console import (
 from sweeps.cli.plain_console import line
 from sweeps.cli.run import Address, Grace
 from sweeps.cli.tables import plain_table
-from sweeps.exit_codes import NO_SUCCESS, WRONG_INPUT
+from sweeps.errors import NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_number
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def confirm(
 ) -> None:
     """Train the best trials again under common seeds, until it is known which is the best."""
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.spec.durations import parse_duration
+        from sweeps.formatting import parse_duration
         from sweeps.trust.confirmation import find_confirmation
         from sweeps.view.sweep_status import SweepStatus
 
@@ -210,7 +210,7 @@ def retry(
             code=WRONG_INPUT,
         )
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.spec.durations import parse_duration
+        from sweeps.formatting import parse_duration
 
         numbers, view = read_numbers("--trial", trial or ()), view_of(name, root)
         seconds = parse_duration(grace, "--grace")

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from sweeps.cli.completion import sweep_names, trial_numbers
 from sweeps.cli.plain_console import PlainConsole
-from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
+from sweeps.errors import HELD, NO_SUCCESS, WRONG_INPUT
 from trainable.user_code.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:

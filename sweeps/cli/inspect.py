@@ -32,7 +32,7 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.plain_console import line
 from sweeps.cli.tables import TextTable
-from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
+from sweeps.errors import LATE, NO_SUCCESS, WRONG_INPUT
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:

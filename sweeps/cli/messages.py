@@ -15,10 +15,9 @@ from rich.console import Console, Group, RenderableType
 
 from sweeps.cli import pareto
 from sweeps.cli.plain_console import PlainConsole, line
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, command_line, program_name
-from sweeps.spec.metric_direction import direction_warnings
 from sweeps.view.observer import ShutdownNotices
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
 def plan(console: Console, spec: SweepSpec, sweep_plan: SweepPlan) -> None:
     """Print what a new sweep will take, and warnings about it."""
     sentence(console, f"  {sweep_plan.in_one_line()}", style="")
-    for warning in (*direction_warnings(spec), *sweep_plan.warnings()):
+    for warning in (*spec.direction_warnings(), *sweep_plan.warnings()):
         sentence(console, warning, style="yellow")
 
 

@@ -31,7 +31,7 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.plain_console import line
 from sweeps.cli.tables import plain_table
-from sweeps.exit_codes import WRONG_INPUT
+from sweeps.errors import WRONG_INPUT
 from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sweeps.cli.console import (
     view_of,
 )
 from sweeps.cli.plain_console import line
-from sweeps.exit_codes import LATE, NO_SUCCESS
+from sweeps.errors import LATE, NO_SUCCESS
 
 if TYPE_CHECKING:
     from sweeps.trust.reproduced import Reproduction, StateCheck

@@ -30,7 +30,7 @@ from sweeps.cli.console import (
     trial_option,
     view_of,
 )
-from sweeps.exit_codes import LATE
+from sweeps.errors import LATE
 from sweeps.paths import PROGRAM, program_name
 
 Finish = Annotated[
@@ -79,8 +79,8 @@ def run(
 ) -> None:
     """Run a new sweep."""
     with err.status("reading the spec") as spinner, naming_directory_of(file), input_errors():
+        from sweeps.formatting import parse_duration
         from sweeps.paths import SweepPaths, resolve_root
-        from sweeps.spec.durations import parse_duration
         from sweeps.spec.spec import load_with_positions
 
         loaded = load_with_positions(file, settings or [], name=name, tracking_uri=tracking_uri)
@@ -121,7 +121,7 @@ def resume(
 ) -> None:
     """Resume an interrupted sweep, extend a finished one (-s trials=40), or finish a trial."""
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.spec.durations import parse_duration
+        from sweeps.formatting import parse_duration
 
         view, numbers = view_of(name, root), read_numbers("--finish", finish or ())
         seconds = parse_duration(grace, "--grace")
@@ -210,8 +210,8 @@ def stop(
 ) -> None:
     """Stop a running sweep, whose trials save and can resume; or end one trial."""
     from sweeps.cli import messages
+    from sweeps.formatting import parse_duration
     from sweeps.run import stop as operation
-    from sweeps.spec.durations import parse_duration
 
     with input_errors():
         view, seconds = view_of(name, root), parse_duration(timeout, "--timeout")

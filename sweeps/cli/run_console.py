@@ -23,6 +23,9 @@ from sweeps.cli.plain_console import redraws
 from sweeps.cli.process_end import OutputClosed
 from sweeps.cli.render import trial_table
 from sweeps.errors import (
+    HELD,
+    NO_SUCCESS,
+    WRONG_INPUT,
     ExitRequested,
     LedgerBusy,
     LedgerError,
@@ -30,7 +33,6 @@ from sweeps.errors import (
     LockLost,
     LockTaken,
 )
-from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_best, format_duration, format_number, joined
 from sweeps.paths import SweepPaths
 from sweeps.run.launch import AttemptFailed, PreparedSweep

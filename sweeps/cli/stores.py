@@ -27,7 +27,7 @@ from sweeps.cli.console import (
     view_of,
 )
 from sweeps.cli.plain_console import line
-from sweeps.exit_codes import LATE, WRONG_INPUT
+from sweeps.errors import LATE, WRONG_INPUT
 
 if TYPE_CHECKING:
     from sweeps.run.removal import Removal

@@ -27,7 +27,7 @@ from sweeps.cli.console import (
     view_of,
 )
 from sweeps.cli.plain_console import line
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.formatting import format_best, format_time, joined
 
 if TYPE_CHECKING:

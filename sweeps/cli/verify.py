@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sweeps.cli.console import AsJson, Name, Root, err, input_errors, show_found
 from sweeps.cli.plain_console import line
-from sweeps.exit_codes import LATE
+from sweeps.errors import LATE
 
 if TYPE_CHECKING:
     from sweeps.trust.verification import Verification

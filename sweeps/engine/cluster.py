@@ -39,7 +39,7 @@ from sweeps.engine.ray_compat.ray_internals import (
 )
 from sweeps.engine.ray_watch import PATIENCE_SECONDS, Loss, LossHandler, watched
 from sweeps.engine.resources import Machine
-from sweeps.exit_codes import WRONG_INPUT
+from sweeps.errors import WRONG_INPUT
 from sweeps.formatting import format_bytes
 from trainable.store.private_files import UMASK_VARIABLE
 

@@ -17,9 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import KEY
 from sweeps.engine.cluster_address import ClusterRefused
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, Machine
+from sweeps.stores import CHECKPOINTS_KEY
 
 SECONDS = 75.0
 """How long all nodes together may take to answer. By default, Ray's head takes up to 65 s to
@@ -78,7 +78,7 @@ def fault_of(answer: Mapping[str, Any] | str, ours: str, root: Path) -> str | No
     if answer["fault"]:
         return f"{root}: {answer['fault']}; {_shared(root)}"
     if answer["store"]:
-        return f"{'.'.join(KEY)}: {answer['store']}"
+        return f"{'.'.join(CHECKPOINTS_KEY)}: {answer['store']}"
     return None
 
 

@@ -21,7 +21,7 @@ from sweeps.formatting import (
 )
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec
-from sweeps.stopping.simulation import SimulatedSweep, simulate
+from sweeps.stopping.simulation import SimulatedSweep, SweepShape, simulate
 from trainable.config import TrialConfig
 
 _RUNGS_SHOWN = 4
@@ -293,8 +293,7 @@ def make_plan(
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
         epoch_seconds = facts.step_seconds * facts.steps_per_report + evaluation + _REPORT_SECONDS
-    simulation = simulate(
-        rule,
+    shape = SweepShape(
         epochs=epochs,
         trials=spec.num_trials,
         at_once=resources.concurrency,
@@ -303,6 +302,7 @@ def make_plan(
         seeds=spec.repeats.seeds,
         exempt=spec.early_stopping.exempt,
     )
+    simulation = simulate(rule, shape)
     kept = spec.checkpoint.keep + 1  # and the best
     if spec.checkpoint.every.unit == spec.budget.report_word:
         kept = min(kept, epochs)

@@ -32,7 +32,7 @@ from sweeps.spec.error_messages import is_argument, key_path
 from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import num_threads
-from sweeps.store_access import withheld_variables
+from sweeps.stores import withheld_variables
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.user_code.module_names import hidden_by, hidden_imports

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from redaction.escapes import printable, visible
 from sweeps.ledger.failed_attempts import failed_attempts_in, reopened_in
 from sweeps.ledger.over_seeds import Repeats
-from sweeps.ledger.texts import clipped
+from sweeps.ledger.reasons import clipped
 from sweeps.stopping.metric_values import Value
 
 ATTEMPT = "attempt "

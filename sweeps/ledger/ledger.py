@@ -1,25 +1,34 @@
-"""Store a sweep's trials: their parameters, intermediate values, states and attempts.
+"""Store a sweep: its identity and drivers, and its trials with their values, states and attempts.
 
 One Optuna study is the only record. A trial that is RUNNING in the study is unfinished, whether
 or not a process is working on it. It keeps its number and parameters until it ends: complete,
-pruned or failed. What must not live here: Ray, files of training runs, tracking.
+pruned or failed. What must not live here: connections and transactions (`storage`), Ray, files of
+training runs, tracking.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import (
+    ABORT,
     ACCUMULATION,
+    ATTEMPT,
     DEVICES,
     ENDED,
     EXEMPT,
@@ -28,32 +37,236 @@ from sweeps.ledger.attributes import (
     LOST_WORKERS,
     MOST_LOST_WORKERS,
     PLACE,
+    PLAN,
     PRIORS,
     PROMOTED,
     REPEATS,
     REPORT,
+    RUN_FROM,
+    SECONDS,
     SELECT,
     SIGNALS,
+    WARM_START,
     WOULD_STOP,
+    Abort,
     PbtPerturbation,
     Role,
+    abort_in,
+    attempts_in,
     is_of_search,
+    repeats_in,
     reports_in,
     role_attributes,
+    trial_fields,
 )
+from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
-from sweeps.ledger.ledger_report import LedgerReport
-from sweeps.ledger.over_seeds import Repeats
-from sweeps.ledger.ranking import is_finite, value_of
+from sweeps.ledger.over_seeds import Repeats, with_seeds
+from sweeps.ledger.ranking import front, is_finite, value_of
+from sweeps.ledger.reasons import clipped_reason, clipped_traceback
 from sweeps.ledger.sqlite import STUDY, LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.ledger.study_record import in_transaction, translate_errors, translated
-from sweeps.ledger.study_trials import StudyTrials
-from sweeps.ledger.suggestion import Suggestion
-from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.trials import Ending, TrialRecord
+from sweeps.ledger.warm_start import WarmStart
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.sections import Select
 from trainable.config import Mode
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", bound="StudyRecord")
+_T = TypeVar("_T")
+
+
+def translated(
+    method: Callable[Concatenate[_R, _P], _T],
+) -> Callable[Concatenate[_R, _P], _T]:
+    """Decorate a method that reads: hold the mutex, and raise storage errors as `LedgerError`."""
+
+    @functools.wraps(method)
+    def wrapped(self: _R, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with self._mutex, translate_errors(self.location):
+            return method(self, *args, **kwargs)
+
+    return wrapped
+
+
+def in_transaction(
+    method: Callable[Concatenate[_R, _P], _T],
+) -> Callable[Concatenate[_R, _P], _T]:
+    """Decorate a method that writes: it runs in one transaction, with one sync of the disk.
+
+    If the process dies within the method, nothing is stored. Storage errors become `LedgerError`.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: _R, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self.transaction(lambda: method(self, *args, **kwargs))
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def translate_errors(location: LedgerFile) -> Iterator[None]:
+    """Raise errors of the database as `LedgerError`."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except Exception as error:
+        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, sqlite3.Error)
+        if not isinstance(error, known):
+            raise
+        raise location.refusal(error) from error
+
+
+class StudyRecord:
+    """What a ledger stores of its sweep as a whole."""
+
+    def __init__(
+        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
+    ) -> None:
+        self.location = location
+        self._mutex = threading.RLock()
+        self._study = study
+        self._storage = storage
+        self._study_id = storage.get_study_id_from_name(study.study_name)
+
+    def transaction(self, work: Callable[[], _T]) -> _T:
+        """Run `work` in one transaction, with one sync of the disk."""
+        with self._mutex, translate_errors(self.location):
+            try:
+                return self._storage.transact(work)
+            except BaseException:  # also on an interruption: it was rolled back; raised again
+                self._forget()
+                raise
+
+    def _forget(self) -> None:
+        """Forget what was read within a transaction that failed."""
+
+    @property
+    @translated
+    def sweep_id(self) -> str:
+        """The sweep's identity, by which tracking finds its runs again."""
+        return str(self._study.user_attrs["sweep_id"])
+
+    @property
+    @translated
+    def origin(self) -> Origin:
+        """The code, data and samples from which the sweep's trials ran."""
+        attributes = self._study.user_attrs
+        return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
+
+    @in_transaction
+    def store_origin(self, origin: Origin) -> None:
+        """Store the code, data and samples from which trials run from now on."""
+        before = self.origin
+        if (origin.code, origin.data) != (before.code, before.data):
+            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+        if origin.samples != before.samples:  # separate: databases bound the length of a value
+            self._study.set_user_attr("samples", dict(origin.samples))
+
+    @property
+    @translated
+    def run_from(self) -> dict[str, Any]:
+        """Where the sweep and its code lay for the last driver; see `attributes.RUN_FROM`."""
+        return dict(self._study.user_attrs.get(RUN_FROM, {}))
+
+    @in_transaction
+    def store_run_from(self, run_from: Mapping[str, Any]) -> None:
+        """Store where the sweep and its code lie now."""
+        if run_from != self.run_from:
+            self._study.set_user_attr(RUN_FROM, dict(run_from))
+
+    @property
+    @translated
+    def attempts(self) -> list[dict[str, str]]:
+        """The host, command and versions of each driver of the sweep, as tags."""
+        return attempts_in(self._study.user_attrs)
+
+    @in_transaction
+    def add_attempt(self, tags: Mapping[str, str]) -> None:
+        """Store the host, command and versions of one more driver of the sweep."""
+        number = len(self.attempts) + 1
+        self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
+        if self.abort is not None:  # the earlier driver's
+            self._study.set_user_attr(ABORT, None)
+
+    @property
+    @translated
+    def abort(self) -> Abort | None:
+        """Why the last driver stopped the sweep by itself; None if it did not."""
+        return abort_in(self._study.user_attrs)
+
+    @in_transaction
+    def store_abort(self, abort: Abort) -> None:
+        """Store why this driver stops the sweep by itself; the next driver clears it."""
+        why = clipped_reason(abort.why)
+        self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
+
+    @property
+    @translated
+    def confirm_request(self) -> ConfirmRequest | None:
+        """What `sweep confirm` was last asked for; None: it never was."""
+        return ConfirmRequest.from_data(self._study.user_attrs.get(CONFIRM))
+
+    @in_transaction
+    def store_confirm_request(self, request: ConfirmRequest) -> None:
+        """Store what `sweep confirm` is asked for; an earlier request is replaced."""
+        self._study.set_user_attr(CONFIRM, request.to_data())
+
+    @property
+    @translated
+    def num_published(self) -> int:
+        """How many trials the sweep had when its best trial was last published; 0 before."""
+        return int(self._study.user_attrs.get("concluded", 0))
+
+    @in_transaction
+    def mark_published(self) -> None:
+        """Record that the outbox holds everything about the trials so far."""
+        self._study.set_user_attr("concluded", self._storage.get_n_trials(self._study_id))
+
+    @property
+    @translated
+    def seconds(self) -> float:
+        """For how many seconds all drivers together have run the sweep's trials."""
+        return float(self._study.user_attrs.get(SECONDS, 0.0))
+
+    @in_transaction
+    def store_seconds(self, seconds: float) -> None:
+        """Store for how many seconds the sweep's trials have been run."""
+        self._study.set_user_attr(SECONDS, round(seconds, 3))
+
+    @in_transaction
+    def store_plan(self, plan: Mapping[str, Any]) -> None:
+        """Store what the sweep is expected to take.
+
+        A resume keeps the plan with which trials began, unless it changes what was planned.
+        """
+        before = self._study.user_attrs.get(PLAN) or {}
+        if any(before.get(key) != plan[key] for key in ("trials", "epochs", "rule")):
+            self._study.set_user_attr(PLAN, dict(plan))
+
+    @property
+    @translated
+    def warm_start(self) -> WarmStart:
+        """The trials of earlier sweeps that the sampler learns from, fixed at creation."""
+        attributes = self._storage.get_study_system_attrs(self._study_id)
+        return WarmStart.from_data(attributes.get(WARM_START))
+
+    @in_transaction
+    def store_warm_start(self, warm: WarmStart) -> None:
+        """Store which trials of earlier sweeps a new sweep's sampler learns from."""
+        self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
+
+
+_STATES: dict[TrialState, str] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
 
 _ENDINGS: dict[Ending, TrialState] = {
     "complete": TrialState.COMPLETE,
@@ -62,7 +275,38 @@ _ENDINGS: dict[Ending, TrialState] = {
 }
 
 
-class Ledger(StudyTrials):
+@dataclass(frozen=True)
+class Suggestion:
+    """A point of a search space."""
+
+    params: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    """The distribution of each parameter."""
+    system_attrs: Mapping[str, Any] = field(default_factory=dict)
+    """The sampler's own state of this trial, stored as the trial's system attributes."""
+    priors: str | None = None
+    """The digest of the priors around which it was drawn; None: around none."""
+
+
+class LedgerReport(NamedTuple):
+    """The metrics that a trial reports after an epoch.
+
+    Attributes:
+        epoch: Epochs completed.
+        step: Optimizer steps taken.
+        value: The (first) metric.
+        others: The sweep's other metrics.
+        seconds: For how long workers have trained the trial; None: unknown.
+    """
+
+    epoch: int
+    step: int
+    value: float
+    others: Sequence[float] = ()
+    seconds: float | None = None
+
+
+class Ledger(StudyRecord):
     """A sweep's trials in an Optuna study.
 
     Every method may raise `LedgerBusy` when another process keeps the database locked, and
@@ -75,6 +319,18 @@ class Ledger(StudyTrials):
         self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
         super().__init__(location, study, storage)
+        # Only this process writes, so that trials are read again which a method has looked up.
+        self._known: dict[int, FrozenTrial] = {}
+        self._looked_up: set[int] | None = None  # by Optuna's id; None: all are read
+        self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
+        """For each metric, whether less is better."""
+        self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
+        """What the values of the sweep's trials are; see `ranking.value_of`."""
+        self.repeats = repeats_in(study.user_attrs)
+        """How many seeds each configuration gets; None: one."""
+        self.earlier_budgets: Collection[int] = ()
+        """The reports of a full training under each revision of the spec. The driver sets it: a
+        trial that is complete by one of them may be short for a later one."""
         trials = self.frozen_trials()
         # A trial that was reopened has given its number back, but later ends keep theirs.
         self._ends = max(
@@ -140,6 +396,87 @@ class Ledger(StudyTrials):
                 if isinstance(error, optuna.exceptions.StorageInternalError):
                     raise
                 raise location.damaged(f"{type(error).__name__}: {error}") from error
+
+    @property
+    def minimize(self) -> bool:
+        """Whether less of the (first) metric is better."""
+        return self.minimizes[0]
+
+    @translated
+    def trials(self) -> list[TrialRecord]:
+        """Return all trials, in the order of their numbers."""
+        return with_seeds([*map(self._record, self.frozen_trials())], self.repeats)
+
+    @translated
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """Return all trials as Optuna's objects, in the order of their numbers.
+
+        A trial that has not changed since the last call is the same object.
+        """
+        if self._looked_up is None or self._looked_up:
+            found = self._storage.read_trials(self._study_id, self._looked_up)
+            self._known.update((trial.number, trial) for trial in found)
+            self._looked_up = set()
+        return list(self._known.values())
+
+    @translated
+    def trial(self, number: int) -> TrialRecord:
+        """Return one trial by itself, with the value of its own training."""
+        return self._record(self._storage.get_trial(self._id(number)))
+
+    @translated
+    def front(self) -> list[TrialRecord]:
+        """Return the best trial, or with several metrics the Pareto front; see `ranking.front`."""
+        return front(self.trials(), self.minimizes)
+
+    def best(self) -> TrialRecord | None:
+        """Return the best trial; None if there is none, or if the Pareto front has several."""
+        best = self.front()
+        return best[0] if len(best) == 1 else None
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        """Whether less or more of each metric is better, as Optuna's type."""
+        return self._study.directions
+
+    def _id(self, number: int) -> int:
+        storage = self._storage
+        return self._look_up(
+            storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        )
+
+    def _look_up(self, trial_id: int) -> int:
+        """Return an id of Optuna, whose trial may change from now on."""
+        if self._looked_up is not None:
+            self._looked_up.add(trial_id)
+        return trial_id
+
+    def _forget(self) -> None:
+        self._known, self._looked_up = {}, None
+
+    def _reports(self, trial: FrozenTrial) -> Mapping[int, Sequence[float]]:
+        """Return the value of each metric after each reported epoch."""
+        if len(self.minimizes) > 1:
+            return reports_in(trial.user_attrs)
+        return {epoch: (value,) for epoch, value in sorted(trial.intermediate_values.items())}
+
+    def _record(self, trial: FrozenTrial) -> TrialRecord:
+        several = self._reports(trial)
+        reports = {epoch: values[0] for epoch, values in several.items()}
+        values: tuple[float | None, ...]
+        values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
+        return TrialRecord(
+            number=trial.number,
+            state=_STATES[trial.state],
+            reports=reports,
+            all_reports={e: tuple(one) for e, one in several.items()}
+            if len(self.minimizes) > 1
+            else {},
+            value=values[0],
+            others=tuple(value for value in values[1:] if value is not None),
+            select=self.select,
+            **trial_fields(dict(trial.params), trial.user_attrs, trial.datetime_complete),
+        )
 
     @in_transaction
     def add(

@@ -1,16 +1,21 @@
-"""What the value of a trial is, and which trials are the best: the one definition for every view.
+"""What the value of a trial is, at its end and at a rung, and which trials are the best.
 
-What must not live here: reading a ledger (`reader`).
+This is the one definition for every view, for what samplers see, for the evidence of priors, and
+for what a warm start keeps of earlier sweeps. What must not live here: reading a ledger
+(`reader`), and the values that stopping rules compare (`stopping`).
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from sweeps.ledger.reasons import is_by_request
 from sweeps.ledger.trials import Trial
 from sweeps.spec.sections import Select
+from sweeps.stopping.metric_values import Value, all_values
+from sweeps.stopping.patience import BY_PATIENCE
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
@@ -86,3 +91,41 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
     found = [t for t in trials if t.has_result and t.value is not None]
     sign = 1 if minimize else -1
     return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
+
+
+NOT_FINITE = (math.nan,)
+"""The values of a training that has reached a rung and has no finite value there."""
+
+
+def values_by(
+    reports: Mapping[int, Value], rung: int, *, minimize: bool, select: Select
+) -> tuple[float, ...]:
+    """Return the values of a training that reached a rung, or ended before it; `NOT_FINITE`."""
+    so_far = {epoch: all_values(one) for epoch, one in reports.items() if epoch <= rung}
+    return value_of(so_far, minimize=minimize, select=select) or NOT_FINITE
+
+
+def values_over_seeds(
+    every: Sequence[tuple[float, ...]], combine: Callable[[Sequence[float]], float]
+) -> tuple[float, ...]:
+    """Return the values of a configuration by those of its seeds at a rung; `NOT_FINITE`.
+
+    Each seed has its own best report, as in the value of an ended configuration. The best of a
+    curve over seeds would be another number.
+    """
+    if not all(map(is_finite, every)):
+        return NOT_FINITE
+    return tuple(combine(metric) for metric in zip(*every, strict=True))
+
+
+def is_cut_off(
+    *, complete: bool, reason: str | None, last: int, budget: int, earlier: Collection[int]
+) -> bool:
+    """Return whether the end of a trial, complete or pruned, says nothing of its parameters.
+
+    So does a request, and the end of a budget that was shorter than today's. A trial that ended
+    by patience, or whose own loop ended, has trained to its end under any budget.
+    """
+    if not complete:
+        return is_by_request(reason)
+    return last < budget and last in earlier and not (reason or "").startswith(BY_PATIENCE)

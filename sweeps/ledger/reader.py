@@ -32,8 +32,8 @@ from sweeps.ledger.attributes import (
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.over_seeds import with_seeds
 from sweeps.ledger.ranking import front, value_of
+from sweeps.ledger.reasons import clipped
 from sweeps.ledger.sqlite import STUDY, LedgerFile
-from sweeps.ledger.texts import clipped
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.optuna_compat import tables
 from sweeps.spec.sections import Select

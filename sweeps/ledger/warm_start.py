@@ -17,14 +17,14 @@ from typing import Any
 
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.over_seeds import configurations
+from sweeps.ledger.ranking import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths, command_line
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.revisions import read_revisions, read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.spec.trial_run import flatten
+from sweeps.stopping.rule import make_pausing_rule
 
 
 class WarmStartRefused(UserError):

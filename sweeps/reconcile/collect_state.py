@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.reconcile import SavedReport, SweepState, TrialState
@@ -18,7 +17,8 @@ from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import run_status
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.metric_values import Value, as_value
-from sweeps.stopping.pausing_rules import Standing, StopDecider
+from sweeps.stopping.rule import Standing, StopDecider
+from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from sweeps.ledger.failure_kinds import PARAMETER_FAILURES, is_of_parameters, kind_of
+from sweeps.ledger.reasons import PARAMETER_FAILURES, is_of_parameters, kind_of
 
 INFRASTRUCTURE_FAILURES = {"storage", "fenced"}
 """Kinds of failures after which a trial stays unfinished. It resumes once the cause is removed."""

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from sweeps.checkpoint_locations import address_of, trial_files, trial_store
 from sweeps.errors import OriginChanged, SpecError, UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import address_of, trial_files, trial_store
 from trainable.checkpoint import check_owner
 from trainable.config import TrialConfig
 from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sweeps.ledger.stop_reasons import is_by_request
+from sweeps.ledger.reasons import is_by_request
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.recording.tags import run_status
 from sweeps.spec.sections import Select

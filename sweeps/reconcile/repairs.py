@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 
-from sweeps.checkpoint_locations import trial_files
 from sweeps.errors import LedgerError, SpecError
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
@@ -41,8 +40,9 @@ from sweeps.recording.tags import (
 from sweeps.recording.trial_config import read_config
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.search.suggest import Suggester
-from sweeps.spec.logged_params import RunStart, run_start
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import RunStart, run_start
+from sweeps.stores import trial_files
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
 from trainable.store.generations import RunFiles

@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sweeps.checkpoint_locations import address_of, trial_files, trial_store
 from sweeps.errors import SpecError, UserError
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
-from sweeps.ledger.failure_kinds import kind_of
+from sweeps.ledger.reasons import kind_of
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.trial_config import read_config
-from sweeps.spec.provenance_check import Origin, code_changes
+from sweeps.spec.resume_checks import Origin, code_changes
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import address_of, trial_files, trial_store
 from tracking.limits import clean_key
 from tracking.outbox_recorder import replace_runs
 from tracking.outbox_status import DeliveryStatus, read_outbox

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sweeps.ledger.ranking import best_report
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, is_by_request
+from sweeps.ledger.reasons import BY_THE_SWEEP, is_by_request
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.spec.sections import StopConfig
 from sweeps.spec.spec import SweepSpec

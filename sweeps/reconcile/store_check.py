@@ -24,7 +24,7 @@ from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import end_tags, run_status, status_tags
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.spec import SweepSpec
-from sweeps.tracker import find_tracker
+from sweeps.stores import find_tracker
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks
 from tracking.outbox import SWEEP

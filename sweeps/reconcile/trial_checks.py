@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.errors import SpecError
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.trials import TrialRecord
@@ -23,6 +22,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import best_generation, trial_files
 from trainable.errors import StorageError
 from trainable.store.manifest import Generation, describe_damage, read_manifest, read_state
 from trainable.store.metrics_file import (

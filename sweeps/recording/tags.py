@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.ledger.attributes import ACCUMULATION, Role
-from sweeps.ledger.failure_kinds import kind_of
-from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER, kind_of
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import trial_store
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.spec.cross_checks import set_path
@@ -18,6 +17,7 @@ from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import with_accumulation
 from sweeps.spec.yaml_reader import parse
+from sweeps.stores import trial_store
 from trainable.config import TrialConfig
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
 from trainable.store.tested import add_earlier

@@ -18,11 +18,10 @@ from sweeps.run.launch import check_tracking
 from sweeps.search.dry_run import dry_run
 from sweeps.spec.applied_priors import AppliedPrior, applied_priors
 from sweeps.spec.automatic import AutoChoice
-from sweeps.spec.metric_direction import direction_warnings
 from sweeps.spec.own_values import resolve_search
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec
-from sweeps.webhook import check_webhook
+from sweeps.stores import check_webhook
 
 _SHOWN_FACTS = (
     "own_loop",
@@ -62,7 +61,7 @@ class CheckResult:
             *([self.caution] if self.caution else []),
             *self.facts.cautions,
             *self.facts.checked,
-            *direction_warnings(self.spec),
+            *self.spec.direction_warnings(),
             *resolve_search(self.spec, self.facts.default_arguments).cautions,
             *self.plan.warnings(),
         ]

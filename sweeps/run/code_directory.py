@@ -13,10 +13,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from sweeps.below_root import place_of
 from sweeps.errors import UserError
 from sweeps.paths import leave_directory
-from sweeps.store_access import check_owner
+from sweeps.stores import check_owner, place_of
 from sweeps.view.sweep_status import SweepStatus
 from trainable.store.private_files import NotPrivate, private_directory
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST
+from sweeps.ledger.reasons import BY_ANOTHER_REQUEST
 from sweeps.ledger.trials import TrialRecord
 from sweeps.reconcile.confirmation import follow, superseded, without_open
 

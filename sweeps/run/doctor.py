@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 import psutil
 
 from redaction.secrets import redact
-from sweeps.checkpoint_locations import probe_store
 from sweeps.engine.process_cleanup import clean_up_dead_drivers
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
@@ -34,9 +33,8 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_owner, check_store
+from sweeps.stores import check_owner, check_store, probe_store, tracker_at
 from sweeps.sweep_lock import is_held, read_holder
-from sweeps.tracker import tracker_at
 from tracking.address import is_database, sqlite_file
 from tracking.tracker import TrackingUnusable
 from tracking.trusted_stores import StoreUntrusted

@@ -24,8 +24,7 @@ from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, kill_children, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
-from sweeps.errors import LedgerError, SweepExists
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS, LedgerError, SweepExists
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
@@ -37,10 +36,10 @@ from sweeps.run.session import SweepSession, open_sweep
 from sweeps.run.start_watch import START_SECONDS
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import withheld_variables
+from sweeps.stores import withheld_variables
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome

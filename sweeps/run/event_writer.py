@@ -19,8 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import LACKS_MODEL, SIGNALS, PbtPerturbation
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.ledger_report import LedgerReport
+from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.collect_state import trial_state
@@ -31,8 +30,8 @@ from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
 from sweeps.search.pbt_exploit import without_unbegun
-from sweeps.spec.logged_params import RunStart
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import RunStart
 from sweeps.view.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder

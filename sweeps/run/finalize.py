@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sweeps.artifacts.export import export_trial
-from sweeps.checkpoint_locations import lost_weights
 from sweeps.engine.signals import Interruption
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.trials import TrialRecord, of_search
@@ -34,6 +33,7 @@ from sweeps.recording.tags import (
 )
 from sweeps.run.confirmed import confirm_rows, confirm_tags
 from sweeps.run.session import SweepSession
+from sweeps.stores import lost_weights
 from sweeps.view.outcome import (
     SweepFailure,
     SweepOutcome,

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from sweeps.below_root import check_below_root
-from sweeps.checkpoint_locations import check_kept, probe_store
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
@@ -37,23 +35,27 @@ from sweeps.search.dry_run import dry_run
 from sweeps.spec.automatic import refuse_another_choice
 from sweeps.spec.document import Document
 from sweeps.spec.own_values import resolve_search
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
-from sweeps.store_access import (
+from sweeps.stores import (
+    check_address,
+    check_below_root,
+    check_kept,
     check_owner,
+    check_webhook,
+    find_tracker,
+    probe_store,
     reach_tracking,
     remember_named,
     withheld_variables,
 )
 from sweeps.sweep_lock import is_held, read_holder, sweep_locked
-from sweeps.tracker import check_address, find_tracker
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.remaining_time import DeliveryEstimate
 from sweeps.view.sweep_status import SweepStatus
-from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
 from trainable.config import SPLIT_SEED

@@ -12,7 +12,7 @@ from sweeps.engine.process_cleanup import untagged_env
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.store_check import lost_runs
 from sweeps.spec.spec import SweepSpec
-from sweeps.tracker import find_tracker
+from sweeps.stores import find_tracker
 from sweeps.view.sweep_status import SweepStatus
 from tracking.stored_runs import StoreUnreadable
 

@@ -23,9 +23,8 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_store
+from sweeps.stores import check_store, find_tracker
 from sweeps.sweep_lock import SweepLock, is_held, read_holder, sweep_locked
-from sweeps.tracker import find_tracker
 from sweeps.view.disk_usage import directory_usage, objects_prefix, sweep_objects
 from sweeps.view.sweep_status import UnknownSweep
 from tracking.outbox_status import read_outbox

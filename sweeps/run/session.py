@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sweeps.below_root import check_no_copy, place_of
-from sweeps.checkpoint_locations import check_kept, trial_files, trial_store
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.reasons import BY_THE_SWEEP
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
@@ -56,8 +54,7 @@ from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.notifications import Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.run.confirming import start_confirmation
-from sweeps.spec.provenance_check import Origin, check_origin, workers_tag
-from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.resume_checks import Origin, check_origin, check_search_changes, workers_tag
 from sweeps.spec.revisions import (
     changes,
     describe_changes,
@@ -68,8 +65,17 @@ from sweeps.spec.revisions import (
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
-from sweeps.tracker import find_tracker, open_tracker, tracker_at
-from sweeps.webhook import open_notifications
+from sweeps.stores import (
+    check_kept,
+    check_no_copy,
+    find_tracker,
+    open_notifications,
+    open_tracker,
+    place_of,
+    tracker_at,
+    trial_files,
+    trial_store,
+)
 from tracking.notification_delivery import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance

@@ -15,7 +15,7 @@ from sweeps.path_checks import make_private, write_file
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import parse_with_positions
-from sweeps.store_access import check_stores
+from sweeps.stores import check_stores
 from sweeps.view.sweep_status import UnknownSweep
 from trainable.store.regular_files import create_regular
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.checkpoint_locations import check_kept, trial_files
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.reconcile import MissingReport, unreported
 from sweeps.reconcile.repairs import close_stores
@@ -18,6 +17,7 @@ from sweeps.run import stop_requests
 from sweeps.run.stop_requests import StopResult
 from sweeps.run.sync import queue_interruptions
 from sweeps.search.pbt_exploit import without_unbegun
+from sweeps.stores import check_kept, trial_files
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_status import SweepStatus
 from tracking.outbox_status import read_outbox

@@ -21,9 +21,9 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from sweeps.view.outcome import find_failure
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.recorder import Status, stored_status

@@ -22,8 +22,6 @@ from sweeps.artifacts.trial_figures import (
     record_figures_again,
     trials_without_figures,
 )
-from sweeps.below_root import check_below_root, check_no_copy
-from sweeps.checkpoint_locations import check_kept
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
 from sweeps.ledger.over_seeds import weights_of
@@ -42,10 +40,16 @@ from sweeps.recording.tags import (
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import (
+    check_below_root,
+    check_kept,
+    check_no_copy,
+    deliver_waiting,
+    find_tracker,
+    open_tracker,
+)
 from sweeps.sweep_lock import SweepLock
-from sweeps.tracker import find_tracker, open_tracker
 from sweeps.view.sweep_status import NoBest, SweepStatus
-from sweeps.webhook import deliver_waiting
 from tracking.notification_queue import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import read_outbox

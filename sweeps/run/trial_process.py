@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from sweeps.ledger.trials import TrialSummary
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_owner, withheld_variables
+from sweeps.stores import check_owner, withheld_variables
 from sweeps.view.sweep_status import SweepStatus
 from trainable.config import TrialConfig
 from trainable.user_code.task_import import check_hash_order, prepared

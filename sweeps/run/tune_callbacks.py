@@ -26,7 +26,6 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
 from sweeps.engine.ray_compat.tune_internals import (
     end_at_next_loss,
     release_trial,
@@ -36,7 +35,7 @@ from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.failure_policy import (
     INFRASTRUCTURE_FAILURES,
@@ -53,9 +52,9 @@ from sweeps.run.event_writer import Entry, EventWriter, WorkerReport, WriteQueue
 from sweeps.run.progress import Hang, ProgressWatch
 from sweeps.run.start_watch import NoWorkerStarts, StartWatch
 from sweeps.run.trial_clock import TrialClock
-from sweeps.spec.logged_params import run_start
 from sweeps.spec.spec import SweepSpec, trial_yaml
-from sweeps.spec.trial_run import TrialSeed
+from sweeps.spec.trial_run import TrialSeed, run_start
+from sweeps.stores import accepts_checkpoints, trial_store
 from sweeps.view.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.checkpoint import Generation

@@ -16,13 +16,12 @@ from ray import tune
 from ray.tune import TuneError
 
 from redaction.secrets import is_secret
-from sweeps.checkpoint_locations import trial_store
 from sweeps.engine.ray_compat.tune_internals import patch_tune, withhold_env
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial, group_of
 from sweeps.errors import LedgerError
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests
@@ -31,8 +30,9 @@ from sweeps.run.session import SweepSession
 from sweeps.run.start_watch import NoWorkerStarts
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
-from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
+from sweeps.stores import trial_store
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver
 from trainable.errors import StorageError
@@ -84,19 +84,19 @@ class TrialLoop:
             sweep.ledger,
             sweep.spec,
             sweep.paths,
-            fence=lock.check,
-            refuse=self._events.refuse,
-            flush=self._events.flush,
-            concurrency=plan.max_concurrency,
-            max_workers=plan.max_workers,
-            threads=num_threads(plan.cpu),
-            warn=observer.warned,
-            add_extra=ConfirmingTrials(
-                sweep.ledger,
-                ends=lambda: self._events.num_finished,
-                flush=self._events.flush,
+            DriverCallbacks(
                 fence=lock.check,
+                refuse=self._events.refuse,
+                flush=self._events.flush,
+                warn=observer.warned,
+                add_extra=ConfirmingTrials(
+                    sweep.ledger,
+                    ends=lambda: self._events.num_finished,
+                    flush=self._events.flush,
+                    fence=lock.check,
+                ),
             ),
+            Capacity(plan.max_concurrency, num_threads(plan.cpu), plan.max_workers),
         )
         self._only_extra = sweep.only_confirms
         self._searcher.paused = sweep.only_confirms

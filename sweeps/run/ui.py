@@ -18,8 +18,7 @@ from sweeps.artifacts.trial_figures import trials_without_figures
 from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
 from sweeps.recording.tags import leaders_view
-from sweeps.store_access import reach_tracking
-from sweeps.tracker import tracker_at
+from sweeps.stores import reach_tracking, tracker_at
 from sweeps.view.sweep_status import SweepStatus
 from tracking.address import is_server
 from tracking.idle_process import start_idle

@@ -31,9 +31,8 @@ from optuna.trial import FrozenTrial
 
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ranking import is_finite
-from sweeps.search.trial_evidence import values_at
-from sweeps.spec.applied_priors import OPTIMIZER, applied_priors
-from sweeps.spec.default_priors import default_prior
+from sweeps.search.shown_trials import values_at
+from sweeps.spec.applied_priors import OPTIMIZER, applied_priors, default_prior
 from sweeps.spec.priors import Prior
 from sweeps.spec.sections import Select
 from sweeps.spec.space import Choice, Distribution, Powers

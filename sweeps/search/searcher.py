@@ -10,13 +10,13 @@ parameters of a new trial (`suggest`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from sweeps.checkpoint_locations import address_of
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, PROMOTED, compared_values, is_of_search
 from sweeps.ledger.ledger import Ledger
@@ -24,20 +24,21 @@ from sweeps.ledger.over_seeds import next_seed, origins
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.search.pbt_exploit import PbtExploit
-from sweeps.search.seeds_as_one import origins_in
+from sweeps.search.shown_trials import origins_in
 from sweeps.search.suggest import Suggester
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import rank_timeout, with_accumulation
-from sweeps.stopping.exemption import is_exempt
-from sweeps.stopping.pausing_rules import Reports, Standing, make_pausing_rule
+from sweeps.stopping.rule import Reports, Standing, make_pausing_rule
 from sweeps.stopping.schedulers import (
     StopperScheduler,
     WouldStop,
+    is_exempt,
     make_scheduler,
     never_promoted,
 )
 from sweeps.stopping.seed_means import over_seeds
+from sweeps.stores import address_of
 from trainable.adapters.ray import OBJECTIVE
 from trainable.config import TrialConfig
 
@@ -45,6 +46,31 @@ _REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
 _OF_SEARCH = ("search", "repeat")
 """The roles of trials that wait while `LedgerSearcher.paused` is set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverCallbacks:
+    """What the searcher calls of the driver that runs the sweep."""
+
+    fence: Callable[[], None]
+    """Raises if another driver has acquired the sweep's lock."""
+    refuse: Callable[[int, SpecError], None]
+    """Ends a trial whose parameters do not fit together."""
+    warn: Callable[[int, str], None] = lambda *_: None
+    flush: Callable[[], None] = lambda: None
+    """Writes queued reports to the ledger, before a decision that depends on them."""
+    add_extra: Callable[[], list[TrialRecord]] = list
+    """Adds trials that are not of the search, and returns them."""
+
+
+class Capacity(NamedTuple):
+    """What runs at once."""
+
+    trials: int
+    threads: int
+    """Of each process of a trial."""
+    max_workers: int | None = None
+    """The most workers (ranks) of all trials together; None: as many as the trials have."""
 
 
 class LedgerSearcher(Searcher):
@@ -55,31 +81,19 @@ class LedgerSearcher(Searcher):
         ledger: Ledger,
         spec: SweepSpec,
         paths: SweepPaths,
-        *,
-        fence: Callable[[], None],
-        refuse: Callable[[int, SpecError], None],
-        concurrency: int,
-        threads: int,
-        max_workers: int | None = None,
-        warn: Callable[[int, str], None] = lambda *_: None,
-        flush: Callable[[], None] = lambda: None,
-        add_extra: Callable[[], list[TrialRecord]] = list,
+        driver: DriverCallbacks,
+        capacity: Capacity,
     ) -> None:
         super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
         self._spec = spec
         self._paths = paths
         self._suggester = Suggester(spec, ledger)
-        self._fence = fence
-        self._refuse = refuse
-        self._concurrency = concurrency
-        self._max_workers = max_workers
-        self._threads = threads
+        self._driver = driver
+        self._capacity = capacity
         self._pauses = make_pausing_rule(spec)
-        self._flush = flush
-        self._add_extra = add_extra
         self._exploit = (
-            PbtExploit(spec, paths, ledger, fence, warn)
+            PbtExploit(spec, paths, ledger, driver.fence, driver.warn)
             if spec.early_stopping.rule.is_population
             else None
         )
@@ -115,7 +129,7 @@ class LedgerSearcher(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the configuration of the next trial; None: not yet; FINISHED: there is none."""
-        if len(self._live) >= self._concurrency:
+        if len(self._live) >= self._capacity.trials:
             return None
         while not self.stopping:
             trial = self._next_trial()
@@ -127,7 +141,7 @@ class LedgerSearcher(Searcher):
             try:
                 config = self._config(trial)
             except SpecError as error:
-                self._refuse(trial.number, error)
+                self._driver.refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
             self._live[trial_id] = trial.number
@@ -152,7 +166,7 @@ class LedgerSearcher(Searcher):
                 "stop": str(self._paths.stop(trial.number)),
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
-                "threads": self._threads,
+                "threads": self._capacity.threads,
                 "reuse": self._spec.resources.reuse_workers and config.workers == 1,
                 "rank_timeout": rank_timeout(self._spec.failures.step_timeout),
                 "report_buffer_seconds": 0.0
@@ -175,19 +189,19 @@ class LedgerSearcher(Searcher):
 
     def _fits(self, trial: TrialRecord) -> bool:
         """Return whether the group of a trial fits beside those of the running trials."""
-        if self._max_workers is None or not self._live:
+        if self._capacity.max_workers is None or not self._live:
             return True
         used = sum(self._live_workers.values())
-        return used + self._spec.workers_of(trial.params) <= self._max_workers
+        return used + self._spec.workers_of(trial.params) <= self._capacity.max_workers
 
     def _config(self, trial: TrialRecord) -> TrialConfig:
         """Return the configuration of a trial."""
         config = self._spec.trial_config(trial.seed, trial.params)
-        if self._max_workers is not None and config.workers > self._max_workers:
+        if self._capacity.max_workers is not None and config.workers > self._capacity.max_workers:
             again = self._paths.command("retry", "--trial", str(trial.number), program=PROGRAM)
             remedy = f"run it again where they do, with: {again}"
             raise SpecError(
-                [does_not_fit(trial.number, config.workers, self._max_workers, remedy)]
+                [does_not_fit(trial.number, config.workers, self._capacity.max_workers, remedy)]
             )
         return config
 
@@ -217,7 +231,7 @@ class LedgerSearcher(Searcher):
 
     def _next_trial(self) -> TrialRecord | None:
         if not self._extra:
-            self._extra = self._add_extra()
+            self._extra = self._driver.add_extra()
             self._next_number += len(self._extra)
         if (extra := self._next_open(self._extra)) is not None:
             return extra  # the user asked for it, so that no stop criterion holds it back
@@ -232,13 +246,13 @@ class LedgerSearcher(Searcher):
         if self._num_suggested >= self._num_trials:
             return None
         if self._suggester.reads_results:
-            self._flush()
+            self._driver.flush()
         number, place = self._next_number, self._next_place
         self._next_number += 1
         self._next_place += 1
         self._num_suggested += 1
         suggestion = self._suggester.propose(number)  # may take seconds
-        self._fence()
+        self._driver.fence()
         return self._ledger.add(
             suggestion,
             exempt=self._is_exempt(place),
@@ -266,19 +280,19 @@ class LedgerSearcher(Searcher):
         """Add and return a further seed of a configuration whose first seed is complete."""
         if not self._may_repeat:
             return None
-        self._flush()
+        self._driver.flush()
         found = next_seed(self._ledger.trials(), self._spec.repeats.seeds)
         self._may_repeat = found is not None  # until another trial has ended
         if found is None:
             return None
         self._next_number += 1
-        self._fence()
+        self._driver.fence()
         return self._ledger.add_extra("repeat", *found)
 
     def _promoted(self) -> TrialRecord | None:
         if self._pauses is None or not self._may_promote:
             return None
-        self._flush()
+        self._driver.flush()
         now = self._standing()
         number = self._pauses.next_promotion(
             now._replace(live=now.live | set(self._live.values()))
@@ -289,7 +303,7 @@ class LedgerSearcher(Searcher):
         if self._exploit is not None:  # the ledger has a decision for all members instead
             self._exploit(max(self._ledger.trial(number).reports))
             return self._ledger.trial(number)
-        self._fence()
+        self._driver.fence()
         return self._ledger.promote(number)
 
     def _standing(self) -> Standing:

@@ -17,11 +17,12 @@ The spec and the ledger decide everything. What must not live here: what is sugg
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import optuna
 from optuna.samplers import (
@@ -35,28 +36,21 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import EXEMPT, is_of_search
-from sweeps.ledger.over_seeds import repeats_of
-from sweeps.ledger.ranking import is_finite
-from sweeps.ledger.rung_values import is_cut_off, values_by
+from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search, repeated_by
+from sweeps.ledger.over_seeds import Repeats, repeats_of, state_of
+from sweeps.ledger.ranking import NOT_FINITE, is_cut_off, is_finite, values_by, values_over_seeds
+from sweeps.ledger.reasons import may_be_of_parameters
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import in_generations
 from sweeps.optuna_compat.storage import set_trial_id
-from sweeps.search.seeds_as_one import seeds_as_one
-from sweeps.search.trial_evidence import (
-    CUT_OFF,
-    SEEDS,
-    as_failed,
-    failed_by_parameters,
-    reports_of,
-    telling_nothing,
-    values_at,
-)
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.search_validators import LEARN_NOTHING
 from sweeps.spec.sections import Select
 from sweeps.spec.spec import SweepSpec
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.spec.trial_run import flatten
+from sweeps.statistics.over_seeds import combine, standard_error
+from sweeps.stopping.metric_values import Value
+from sweeps.stopping.rule import make_pausing_rule
+from sweeps.stopping.seed_means import Combine
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
@@ -443,3 +437,144 @@ class OneRung:
 def _as_it_ended(trial: FrozenTrial) -> FrozenTrial:
     is_nothing = trial.state == _PRUNED and CUT_OFF in trial.user_attrs
     return telling_nothing(trial) if is_nothing else trial
+
+
+STANDARD_ERROR = "standard_error"
+"""A trial attribute that samplers see: the standard error of a configuration's value."""
+NUM_SEEDS = "num_seeds"
+"""A trial attribute that samplers see: from how many seeds a configuration's value is."""
+_STATES = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+_ENDS = {
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+
+def origins_in(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """Return the configuration of each trial that repeats one, by the trial's number."""
+    found = ((trial.number, repeated_by(trial.user_attrs)) for trial in trials)
+    return {number: origin for number, origin in found if origin is not None}
+
+
+def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[FrozenTrial]:
+    """Return the trials of the search, each with what all seeds of its configuration have shown.
+
+    Such a trial has ended when the last of its seeds has, for the reason of the seed that decides
+    how it ended. Its values at rungs are those of its seeds (`trial_evidence`).
+    """
+    seeds: dict[int, list[FrozenTrial]] = {
+        trial.number: [trial] for trial in trials if is_of_search(trial.user_attrs)
+    }
+    for number, origin in origins_in(trials).items():
+        seeds[origin].append(trials[number])
+
+    def of_several(values: Sequence[float]) -> float:
+        return combine(values, repeats.value)
+
+    return [_as_one(mine, repeats, of_several) for mine in seeds.values()]
+
+
+def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> FrozenTrial:
+    state = state_of([_STATES[trial.state] for trial in mine], repeats.seeds)
+    first = mine[0]
+    if len(mine) == 1 and (state != "running" or not first.state.is_finished()):
+        return first
+    shown = copy.copy(first)
+    shown.state, shown.values, shown.datetime_complete = TrialState.RUNNING, None, None
+    # No report is the configuration's: the best one of each seed counts, whenever it came.
+    shown.intermediate_values = {}
+    shown.user_attrs = {**first.user_attrs, SEEDS: Seeds(mine, combine)}
+    if state == "running":
+        return shown
+    shown.state = _ENDS[state]
+    shown.datetime_complete = max(t.datetime_complete for t in mine if t.datetime_complete)
+    if state == "complete":
+        every = [trial.values for trial in mine]
+        shown.values = [combine(metric) for metric in zip(*every, strict=True)]
+        error = standard_error([values[0] for values in every], repeats.value)
+        shown.user_attrs = {**shown.user_attrs, NUM_SEEDS: len(mine), STANDARD_ERROR: error}
+        return shown
+    # Of several failures, one that the parameters may have caused.
+    decided = max((t for t in mine if t.state == shown.state), key=failed_by_parameters)
+    shown.user_attrs = {**shown.user_attrs, "reason": decided.user_attrs.get("reason")}
+    return shown
+
+
+CUT_OFF = "gradsweep:cut_off"
+"""A trial attribute that samplers see: its end tells nothing about its parameters."""
+SEEDS = "gradsweep:seeds"
+"""A trial attribute that samplers see: the `Seeds` of a configuration."""
+NOT_FINITE_REASON = "non_finite: no value is finite"
+"""The reason of a trial that is shown as failed, because its values are not finite."""
+# Python 3.11 takes long to look up a member of an enumeration for each of many trials.
+_COMPLETE, _FAIL = TrialState.COMPLETE, TrialState.FAIL
+
+
+class Seeds(NamedTuple):
+    """The seeds of a configuration so far, of which the first is complete."""
+
+    trials: Sequence[FrozenTrial]
+    combine: Callable[[Sequence[float]], float]
+    """Returns one number for several seeds."""
+
+
+def reports_of(trial: FrozenTrial) -> Mapping[int, Value]:
+    """Return what each report of a trial brought, by epoch."""
+    return compared_values(trial.user_attrs, trial.intermediate_values)
+
+
+def values_at(
+    trial: FrozenTrial, rung: int, *, minimize: bool, select: Select
+) -> tuple[float, ...] | None:
+    """Return the values of a trial by a rung; None if it has not reached it.
+
+    They are `NOT_FINITE` if none is finite, or if it failed because of its parameters.
+    """
+    if failed_by_parameters(trial):
+        return NOT_FINITE
+    if (seeds := trial.user_attrs.get(SEEDS)) is not None:
+        found = [values_at(one, rung, minimize=minimize, select=select) for one in seeds.trials]
+        known = [values for values in found if values is not None]
+        if not known or (trial.state == _COMPLETE and len(known) < len(found)):
+            return None
+        return values_over_seeds(known, seeds.combine)
+    reports = reports_of(trial)
+    if _epoch_reached(trial, reports) < rung:
+        return None
+    return values_by(reports, rung, minimize=minimize, select=select)
+
+
+def _epoch_reached(trial: FrozenTrial, reports: Mapping[int, Value]) -> float:
+    """Return up to which epoch a trial can be compared; infinite if it trained to its end."""
+    if trial.state == _COMPLETE and CUT_OFF not in trial.user_attrs:
+        return math.inf
+    return max(reports, default=0)
+
+
+def failed_by_parameters(trial: FrozenTrial) -> bool:
+    """Return whether a trial failed because of its parameters, as far as one can tell."""
+    return trial.state == _FAIL and may_be_of_parameters(trial.user_attrs.get("reason"))
+
+
+def as_failed(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial whose values are not finite as one that its parameters made fail."""
+    if failed_by_parameters(trial):
+        return trial
+    shown = copy.copy(trial)
+    shown.state, shown.values = _FAIL, None
+    shown.user_attrs = {**trial.user_attrs, "reason": NOT_FINITE_REASON}
+    return shown
+
+
+def telling_nothing(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial in the form in which samplers ignore it."""
+    shown = copy.copy(trial)
+    shown.state, shown.values, shown.params, shown.distributions = _FAIL, None, {}, {}
+    return shown

@@ -14,7 +14,9 @@ between two drivers, and a driver may die at any time. What must not live here: 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -23,17 +25,16 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.ledger.attributes import PRIORS
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.attributes import PRIORS, is_of_search
+from sweeps.ledger.ledger import Suggestion
 from sweeps.optuna_compat.samplers import AllowingGPSampler
 from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable
 from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
 from sweeps.search.shown_trials import SPACE, ShownTrials, TrialHistory
-from sweeps.search.tried_points import TriedPoints
-from sweeps.spec.search_space import SearchSpace
+from sweeps.spec.search_space import PointKey, SearchSpace
 from sweeps.spec.search_validators import LEARN_NOTHING
-from sweeps.spec.space import Distribution
+from sweeps.spec.space import Choice, Distribution
 from sweeps.spec.spec import SweepSpec
 from trainable.seeding import derive_seed
 
@@ -287,3 +288,70 @@ def _is_near(one: Mapping[str, Any], other: Mapping[str, Any], space: SearchSpac
     return one.keys() == other.keys() and all(
         space.distributions[key].distance(value, other[key]) <= _NEAR for key, value in one.items()
     )
+
+
+_MOST_COMPARED = 20_000
+"""Of a space with more points, some near the given one and random ones are compared."""
+_DRAWS = 64
+_CLOSE = 0.05
+"""So far on each side of a point, as a share of each range, points near it are drawn."""
+
+
+class TriedPoints:
+    """The points that trials have used."""
+
+    def __init__(
+        self, space: SearchSpace, point_of: Callable[[FrozenTrial], Mapping[str, Any] | None]
+    ) -> None:
+        self._space, self._point_of = space, point_of
+        self._keys: dict[int, PointKey] = {}
+        self._used: set[PointKey] = set()
+        self._num_read = 0
+
+    def read(self, trials: Sequence[FrozenTrial]) -> None:
+        """Add the points of the trials that were created since the last call."""
+        for trial in trials[self._num_read :]:
+            if is_of_search(trial.user_attrs) and (point := self._point_of(trial)) is not None:
+                self._keys[trial.number] = self._space.point_key(point)
+                self._used.add(self._keys[trial.number])
+        self._num_read = len(trials)
+
+    def contains(self, point: Mapping[str, Any]) -> bool:
+        """Return whether a trial has used a point, or one that is the same to a training."""
+        return self._space.point_key(point) in self._used
+
+    def keys(self, but: int | None = None) -> set[PointKey]:
+        """Return the used points."""
+        if but not in self._keys:
+            return self._used
+        return {key for number, key in self._keys.items() if number != but}
+
+    def nearest_unused(
+        self, point: Mapping[str, Any], known: Mapping[str, Any], seed: int
+    ) -> dict[str, Any] | None:
+        """Return the point nearest to a given one that no trial has used, if there is one."""
+        candidates = self._candidates(point, known, seed)
+        unused = (one for one in candidates if not self.contains(one))
+        return min(unused, key=lambda one: self._space.distance(point, one), default=None)
+
+    def _candidates(
+        self, point: Mapping[str, Any], known: Mapping[str, Any], seed: int
+    ) -> Iterator[dict[str, Any]]:
+        size = self._space.num_points(_MOST_COMPARED + 1)
+        if size is not None and size <= _MOST_COMPARED:
+            for one in self._space.grid():
+                if all(one.get(key, value) == value for key, value in known.items()):
+                    yield one
+            return
+        generator = random.Random(seed)
+
+        def value(key: str, distribution: Distribution) -> Any:
+            if key in known or key not in point or isinstance(distribution, Choice):
+                return point.get(key, distribution.at(generator.random()))
+            at = distribution.position(point[key]) + generator.uniform(-_CLOSE, _NEAR)
+            return distribution.at(min(max(at, 0.0), math.nextafter(1.0, 0.0)))
+
+        near = (self._space.point(value) for _ in range(_DRAWS))
+        yield from filter(self._space.allows, near)
+        drawn = (self._space.draw(seed + index, known) for index in range(_DRAWS))
+        yield from (one for one in drawn if one is not None)

@@ -1,7 +1,9 @@
 """All priors of a sweep: those beside the distributions, and the defaults of its optimizers.
 
-What must not live here: the form of a prior (`priors`), what the defaults are (`default_priors`),
-and which trials take their points from priors (`sweeps.search.prior_trials`).
+With `search: {priors: defaults}`, a parameter of the optimizer that is searched, and that has no
+prior of its own, gets as prior the value that it has when it is left out, with a wide width. What
+must not live here: the form of a prior (`priors`), and which trials take their points from priors
+(`sweeps.search.prior_trials`).
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sweeps.formatting import format_value
-from sweeps.spec.default_priors import default_prior
 from sweeps.spec.priors import Prior
 from sweeps.spec.space import Choice, Distribution
+from trainable.config import OPTIMIZER_DEFAULTS
 
 OPTIMIZER = "train.optimizer.name"
 
@@ -65,3 +67,39 @@ def applied_priors(
         for key, one, prior, name in found()
         if prior is not None
     ]
+
+
+WIDE = 0.25
+"""The width of a default's prior: for a rate over four powers of ten, one power of ten."""
+_SECTION = "train.optimizer."
+# Torch's, and those of the packages that have LAMB and Lion. Reading a spec does not import
+# torch, so a test compares them with the signatures.
+_BETAS = {name: [0.9, 0.999] for name in ("adam", "adamw", "adamax", "nadam", "radam", "lamb")}
+_BETAS["lion"] = [0.9, 0.99]
+_WITH_MOMENTUM = ("sgd", "rmsprop", "muon")
+_WITHOUT_DECAY = ("rprop",)
+
+
+def default_prior(key: str, distribution: Distribution, optimizer: str) -> Prior | None:
+    """Return the prior that an optimizer's default is; None if the range does not have it."""
+    defaults = optimizer_defaults(optimizer)
+    option = key.removeprefix(_SECTION)
+    if not key.startswith(_SECTION) or option not in defaults:
+        return None
+    value = defaults[option]
+    return Prior(distribution.normalize(value), WIDE) if distribution.contains(value) else None
+
+
+def optimizer_defaults(optimizer: str) -> Mapping[str, Any]:
+    """Return an optimizer's value of each option left out; nothing for a user's class."""
+    known = OPTIMIZER_DEFAULTS.get(optimizer)
+    if known is None:
+        return {}
+    found: dict[str, Any] = {"lr": known.lr}
+    if optimizer not in _WITHOUT_DECAY:
+        found["weight_decay"] = known.weight_decay
+    if optimizer in _BETAS:
+        found["betas"] = _BETAS[optimizer]
+    if optimizer in _WITH_MOMENTUM:
+        found["momentum"] = known.momentum
+    return found

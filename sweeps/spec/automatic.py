@@ -18,9 +18,9 @@ from sweeps.errors import Issue, KeyPath, UserError
 from sweeps.spec.search_checks import num_points
 from sweeps.spec.search_validators import AUTO
 from sweeps.spec.sections import SearchConfig
-from sweeps.stopping.asha_promote import AshaPromote
-from sweeps.stopping.no_stopping import NoStopping
+from sweeps.stopping.asha import AshaPromote
 from sweeps.stopping.registry import WITHOUT_SECTION, rule_class
+from sweeps.stopping.rule import NoStopping
 from trainable.config import BudgetConfig
 
 _KEYS = {"search": "sampler", "early_stopping": "scheduler"}

@@ -1,23 +1,25 @@
-"""Checks across the fields and sections of a spec.
+"""Checks across the fields and sections of a spec, and of arguments, which no model knows.
 
 They work on plain data, so that they also run if another part is wrong, and all problems are
 reported in one pass. What must not live here: rules of one field or section, which are beside the
-field.
+field, and whether a class takes an argument (`trainable.optim`).
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from redaction.secrets import is_secret
 from sweeps.errors import Issue, KeyPath
 from sweeps.formatting import shown
-from sweeps.spec.argument_checks import argument_faults, reserved_faults
 from sweeps.spec.error_messages import (
+    ARGUMENTS,
     FOLLOWS,
     RANGE_ERRORS,
     describe,
@@ -28,12 +30,10 @@ from sweeps.spec.error_messages import (
     section_of,
     unknown_key,
 )
-from sweeps.spec.fixed_values import searchable_fields
-from sweeps.spec.repeats_checks import repeats_faults
 from sweeps.spec.search_checks import search_faults, sound_constraints
-from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
+from sweeps.spec.search_space import UNFIT, SearchSpace, mutable, searchable_fields
 from sweeps.spec.searched_workers import WORKERS, workers_faults
-from sweeps.spec.sections import ResourcesConfig
+from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, ResourcesConfig
 from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.spec.yaml_scalars import write_flow
 from sweeps.stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_class
@@ -71,10 +71,8 @@ def cross_field_checks(
     yield from _rate_faults(data.get("train"), show)
     yield from argument_faults(data)
     sound = sound_constraints(data, space)
-    for key, distribution in space.items():
-        yield from _space_faults(
-            root, key, distribution, space, data.get(_section_of(key)), sound, show
-        )
+    for key in space:
+        yield from _space_faults(root, key, space, data.get(_section_of(key)), sound, show)
     yield from workers_faults(data, space)
     yield from search_faults(data, space, show, drawn)
 
@@ -300,7 +298,6 @@ def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
 def _space_faults(
     root: type[BaseModel],
     key: str,
-    distribution: Distribution | None,
     space: Mapping[str, Distribution | None],
     section: object,
     sound: SearchSpace,
@@ -331,6 +328,7 @@ def _space_faults(
     if key not in fields:
         yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
         return
+    distribution = space[key]
     if distribution is None:
         return
     head, *parts = key.split(".")
@@ -459,3 +457,122 @@ def set_path(data: dict[str, Any], path: Sequence[str], value: object) -> bool:
             return False
     data[path[-1]] = value
     return True
+
+
+_SAMPLER = ("search", "arguments")
+LONGEST_VALUE = 6000  # characters; the tracking store's limit for a parameter
+
+
+def argument_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Check the arguments of task, sampler, optimizer and schedule, and the keys of the space."""
+    task = data.get("task")
+    if isinstance(task, dict):
+        yield from _form_faults(task, ("task",))
+    yield from _secret_faults(task, ("task",))
+    yield from _secret_faults(data.get("space"), ("space",))
+    yield from _secret_faults(_at(data, _SAMPLER), _SAMPLER)
+    for place in ARGUMENTS:
+        if isinstance(given := _at(data, place), dict):
+            yield from _form_faults(given, place)
+            yield from _secret_faults(given, place)
+
+
+def reserved_faults(path: KeyPath, key: str) -> Iterator[Issue]:
+    """Refuse to search an argument that has a key of its own, or none."""
+    section, _, name = key.rpartition(".arguments.")
+    if section == "train.optimizer" and name in ("lr", "params"):
+        yield Issue(
+            path,
+            f"'{key}' is no argument; the learning rate is train.optimizer.lr, and the parameters "
+            "come from the task; write train.optimizer.lr, or remove it",
+            at_key=True,
+        )
+
+
+def _at(data: object, path: Sequence[str]) -> object:
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def _form_faults(given: Mapping[str, Any], section: tuple[str, ...]) -> Iterator[Issue]:
+    """Check arguments, which have no model: the ledger and tracking must accept them."""
+    before = len(".".join(section)) + 1
+    for key, argument in given.items():
+        path: KeyPath = (*section, key)
+        if len(key) + before > LONGEST_KEY:
+            yield Issue(
+                path,
+                f"the key has {len(key)} characters; tracking accepts at most "
+                f"{LONGEST_KEY - before}; choose a shorter one",
+                True,
+            )
+        if len(text := write_flow(argument)) > LONGEST_VALUE:
+            yield Issue(
+                path,
+                f"the value has {len(text)} characters; tracking accepts at most "
+                f"{LONGEST_VALUE}; keep data in a file and name the file",
+            )
+        for place, value in _scalars(argument, path):
+            if isinstance(value, float) and not math.isfinite(value):
+                yield Issue(
+                    place,
+                    f"{write_flow(value)} is not finite; numbers in a spec are "
+                    "finite; write a number, or null",
+                )
+
+
+def _secret_faults(value: object, path: KeyPath) -> Iterator[Issue]:
+    """Refuse secrets in the parts whose keys the user chooses."""
+    rule = "a spec is stored and tracked unencrypted; let the task read"
+    if isinstance(value, str) and CREDENTIALS.search(value):
+        yield Issue(path, f"the address holds credentials; {rule} them from the environment")
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
+        name = str(key).rpartition(".")[2]
+        if is_secret(name) and not isinstance(inner, bool | None):
+            yield Issue(
+                (*path, key),
+                f"{name} looks like a secret; {rule} it from the environment, or give it another "
+                "name",
+                at_key=True,
+            )
+        else:
+            yield from _secret_faults(inner, (*path, key))
+
+
+def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _scalars(inner, (*path, key))
+    else:
+        yield path, value
+
+
+def repeats_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield why several seeds of each configuration do not fit the rest of a spec."""
+    repeats, stopping = data.get("repeats"), data.get("early_stopping")
+    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
+    if not isinstance(seeds, int) or seeds < 2:
+        return
+    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
+    if rule_class(scheduler).is_population:
+        yield Issue(
+            ("repeats",),
+            f"the members of a population ({scheduler}) copy checkpoints from each other, and "
+            f"{seeds} seeds of one member would be {seeds} members; leave repeats out, or write "
+            "another scheduler",
+        )
+    trials = data.get("trials")
+    if not data.get("space") and isinstance(trials, int) and trials > 1:
+        yield Issue(
+            ("repeats",),
+            f"the space is empty, and all {trials} trials would be the same configuration with "
+            f"the same {seeds} seeds; write trials: 1, or leave repeats out: trials without a "
+            "space differ in their seeds",
+        )

@@ -5,7 +5,7 @@
     {choice: [sgd, adamw], prior: adamw}
 
 What must not live here: which trials take their points from priors (`sweeps.search.prior_trials`),
-and the defaults of optimizers as priors (`default_priors`).
+and the defaults of optimizers as priors (`applied_priors`).
 """
 
 from __future__ import annotations

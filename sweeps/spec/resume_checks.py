@@ -1,16 +1,26 @@
-"""Refuse a resume that changes a part of the search which is fixed once a sweep exists.
+"""Refuse a resume that changes what is fixed once a sweep exists, or after which its trials could
+not be compared.
 
+Trials are comparable while the task's code, its data and certain keys of the spec stay the same.
 What must not live here: changes of the space (`sweeps.search.shown_trials` projects earlier trials
-to the current space), and changes of code, data or metric (`provenance_check`).
+to the current space), and computing the digests (`trainable.user_code.fingerprint`).
 """
 
 from __future__ import annotations
 
-from sweeps.errors import SearchChanged, dotted
-from sweeps.spec.range_checks import range_faults
-from sweeps.spec.repeats import RepeatsConfig
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeps.errors import OriginChanged, SearchChanged, dotted
+from sweeps.spec.revisions import changes
+from sweeps.spec.search_checks import range_faults
+from sweeps.spec.sections import RepeatsConfig
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
+from trainable.user_code.fingerprint import ARGUMENTS, differences
 
 
 def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -> None:
@@ -95,3 +105,113 @@ def _check_population(before: SweepSpec, after: SweepSpec) -> None:
             f"members of a population ({new.scheduler}) train together from the beginning; "
             f"{another}"
         )
+
+
+FIXED = ("name", "metric", "mode")
+"""Keys that never change: a ledger compares one metric in one mode, tracking uses the name."""
+_MEANING = ("task", "seed", "training_rules")
+_DIGITS = 12  # digits of a digest in a message
+_SHOWN = 3  # differing samples in a message
+UNKNOWN = "unknown"
+"""Stands for a fingerprint that cannot be computed."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Digests of the code and the data that a sweep was run with."""
+
+    code: Mapping[str, str] = field(default_factory=dict)
+    """sha256 by source file."""
+    data: str | None = None
+    """None if the task does not provide one."""
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    """A summary of the data, compared with a tolerance; empty if unknown."""
+
+    def tags(self) -> dict[str, str]:
+        """Return the digests of code and data as tags; `unknown` for one that is missing."""
+        code = json.dumps(sorted(self.code.items())).encode()
+        return {
+            "gradsweep.code": hashlib.sha256(code).hexdigest() if self.code else UNKNOWN,
+            "gradsweep.data": UNKNOWN if self.data is None else self.data,
+        }
+
+
+def check_origin(
+    before: Origin, now: Origin, old: SweepSpec, new: SweepSpec, *, accepted: bool
+) -> None:
+    """Refuse a resume under which trials could not be compared."""
+    differing = changes(old, new)
+    for key in FIXED:
+        if key in differing:
+            was, wanted = differing[key]
+            raise OriginChanged(
+                f"{key} is {was} in this sweep and cannot become {wanted}: all of its trials are "
+                "ranked and found by it; start a new sweep with `sweep run FILE --name NAME`"
+            )
+    if "resources.workers" in differing and not accepted:
+        raise OriginChanged(
+            f"trials of this sweep were trained with {_workers(old)}, and this resume asks for "
+            f"{new.resources.workers}: a trial that has begun goes on as before up to rounding, "
+            "not bit for bit; of one that stopped within an epoch, what its task collects on each "
+            "rank in that epoch is counted otherwise; undo the change, or accept it with "
+            "--accept-changes"
+        )
+    found = [*_spec_differences(differing), *_code_differences(before.code, now.code)]
+    if before.data is not None and now.data != before.data:
+        found.append(f"data {_short(before.data)} -> {_short(now.data)}")
+    found += _sample_differences(before.samples, now.samples)
+    if found and not accepted:
+        raise OriginChanged(
+            f"trials of this sweep were run with other code, data or keys: {'; '.join(found)}; "
+            "trials before and after could not be compared; undo the change, or accept it with "
+            "--accept-changes"
+        )
+
+
+def workers_tag(revisions: Sequence[SweepSpec]) -> dict[str, str]:
+    """Return the number of workers of each trial as a tag; none if it has always been one.
+
+    None either where it is searched: then each trial has its own number, and its own tag.
+    """
+    if revisions[-1].searched_workers or all(one.resources.workers == 1 for one in revisions):
+        return {}
+    return {"gradsweep.workers": str(revisions[-1].resources.workers)}
+
+
+def _workers(spec: SweepSpec) -> str:
+    count = spec.resources.workers
+    return f"{count} worker{'s' if count > 1 else ''} each"
+
+
+def code_changes(before: Origin, now: Origin) -> Iterator[str]:
+    """Yield each source file that has changed, with its digests; none if they are unknown."""
+    if now.code:
+        yield from _code_differences(before.code, now.code)
+
+
+def _spec_differences(differing: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    for key, (was, wanted) in differing.items():
+        if key.partition(".")[0] in _MEANING:
+            yield f"{key} {was} -> {wanted}"
+
+
+def _code_differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    if not before:
+        return
+    for file in sorted({*before, *now}):
+        if before.get(file) != now.get(file):
+            yield f"{file} {_short(before.get(file))} -> {_short(now.get(file))}"
+
+
+def _sample_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    # After an edit of the space, the task may get other arguments, which may give other data.
+    if not before or not now or before.get(ARGUMENTS) != now.get(ARGUMENTS):
+        return
+    if differing := differences(before, now):
+        more = len(differing) - _SHOWN
+        shown = [*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        yield f"what the task builds differs in {', '.join(shown)}"
+
+
+def _short(digest: str | None) -> str:
+    return "none" if digest is None else digest[:_DIGITS]

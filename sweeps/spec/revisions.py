@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from sweeps.errors import RevisionError
 from sweeps.paths import FORMAT
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.trial_run import flatten
 from sweeps.spec.yaml_scalars import write_flow
 from trainable.config import Section
 from trainable.store.regular_files import LARGEST_TEXT, IrregularFile, read_regular

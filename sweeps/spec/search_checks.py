@@ -1,13 +1,15 @@
-"""Checks of the space and the section `search` together: conditions, constraints, points to try
-first, and the size of a grid.
+"""Checks of the space and the section `search` together: conditions, constraints, ranges, priors,
+points to try first, and the size of a grid.
 
-They work on plain data, so that they also run if another part of the spec is wrong. What must not
-live here: which keys may be searched (`cross_checks`), and the form of single values
-(`search_validators`, `space_parser`).
+They work on plain data, so that they also run if another part of the spec is wrong. A study keeps
+each number as a float of 64 bits; without the checks of ranges, a trial would be trained with a
+value near the one that was meant. What must not live here: which keys may be searched
+(`cross_checks`), and the form of single values (`search_validators`, `space_parser`, `priors`).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,16 +19,15 @@ from pydantic import ValidationError
 
 from sweeps.errors import Issue, KeyPath, dotted
 from sweeps.formatting import shown
+from sweeps.spec.applied_priors import OPTIMIZER, applied_priors, default_prior
 from sweeps.spec.constraints import Constraint, parse_constraint
 from sweeps.spec.error_messages import nearest
-from sweeps.spec.fixed_values import fixed_values
-from sweeps.spec.prior_checks import prior_faults
-from sweeps.spec.range_checks import range_faults
-from sweeps.spec.search_space import MOST_DRAWS, SearchSpace
+from sweeps.spec.priors import PRIOR
+from sweeps.spec.search_space import MOST_DRAWS, SearchSpace, fixed_values
 from sweeps.spec.search_validators import LEARN_NOTHING
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.sections import ResourcesConfig, SearchConfig
-from sweeps.spec.space import WHEN, Choice, Distribution
+from sweeps.spec.space import WHEN, Choice, Distribution, Int, LogUniform, QUniform, Uniform
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.yaml_scalars import write_flow
 from trainable.config import TaskConfig, TrainConfig
@@ -318,3 +319,129 @@ def _value_faults(
             "one of these values to the point",
             True,
         )
+
+
+_MOST_EXACT = 2**53
+_MOST_STEPS = 10**7
+"""Optuna accepts a value that is at most 1e-8 of a step away from a step."""
+_MOST_LISTED = 10**6
+"""GP holds all values of a stepped range in memory, and each suggestion looks at them."""
+
+
+def range_faults(space: Mapping[str, Distribution], search: SearchConfig) -> Iterator[Issue]:
+    """Refuse ranges that are too wide."""
+    for key, one in space.items():
+        path = ("space", key, one.name)
+        for index, bound in enumerate((one.low, one.high) if isinstance(one, Int) else ()):
+            if abs(bound) > _MOST_EXACT:
+                yield Issue(
+                    (*path, index),
+                    f"{shown(bound)} is beyond 2**53 ({_MOST_EXACT}); a study keeps numbers as "
+                    "floats, which have not every whole number beyond it; write a bound up to "
+                    "it, or a choice",
+                )
+        if (
+            problem := _problem(one, is_listed=_is_gp(search.sampler) and not one.when)
+        ) is not None:
+            yield Issue(path, problem)
+
+
+def _problem(one: Distribution, *, is_listed: bool) -> str | None:
+    """Return why a range is too wide; None if it is not."""
+    if isinstance(one, Uniform | LogUniform | QUniform) and (what := _overflow(one)) is not None:
+        return (
+            f"{what} is above 1.8e308, the largest number, and values are drawn by it; write "
+            f"{'closer' if isinstance(one, LogUniform) else 'smaller'} bounds"
+        )
+    if isinstance(one, QUniform):
+        steps = max(abs(one.low), abs(one.high)) / one.step
+        if steps > _MOST_STEPS:
+            return (
+                f"its values are up to {steps:.3g} steps of {one.step:g} away from 0; a study "
+                f"keeps numbers as floats, and tells {_MOST_STEPS:,} steps apart; write a larger "
+                "step, or use uniform"
+            )
+    values = one.num_values() if isinstance(one, Int | QUniform) and is_listed else None
+    if values is not None and values > _MOST_LISTED:
+        return (
+            f"it has {values:,} values, and the sampler is gp, which lists the values of int, "
+            f"logint and quniform: at most {_MOST_LISTED:,}; use uniform or loguniform, write "
+            "larger steps, or another sampler"
+        )
+    return None
+
+
+def _overflow(one: Uniform | LogUniform | QUniform) -> str | None:
+    """Return what samplers compute of the bounds that is no finite number; None without any."""
+    low, high = one.low, one.high
+    if isinstance(one, LogUniform):
+        return None if math.isfinite(high / low) else "high / low"
+    if not math.isfinite(high - low):
+        return "high - low"
+    return None if math.isfinite(high + low) else "high + low"  # TPE begins with their mean
+
+
+def _is_gp(sampler: str) -> bool:
+    return sampler.rpartition(":")[2] in ("gp", "GPSampler")
+
+
+_DRAWS = 1_000
+"""Points with all priors, of which one must satisfy the constraints."""
+
+
+def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> Iterator[Issue]:
+    """Refuse priors that no trial would be drawn around."""
+    own = [key for key, one in space.distributions.items() if one.prior is not None]
+    if search.sampler == "grid":
+        rule = "grid tries every value in a fixed order, so that a prior would change nothing"
+        fix = "write another sampler, such as tpe"
+        for key in own:
+            message = f"{rule}; leave it out, or {fix}"
+            yield Issue(("space", key, PRIOR), message, at_key=True)
+        if search.priors is not None:
+            yield Issue(("search", "priors"), f"{rule}; leave it out, or {fix}", at_key=True)
+    elif search.priors == "defaults":
+        found = applied_priors(space.distributions, optimizer, with_defaults=True)
+        if all(prior.default_of is None for prior in found):
+            yield Issue(
+                ("search", "priors"),
+                "no searched parameter without a prior of its own has its optimizer's default in "
+                "its range, so that this would change nothing; defaults are those of lr, "
+                "weight_decay, betas and momentum; widen a range, write "
+                "prior: VALUE beside a distribution, or leave this out",
+            )
+
+
+def prior_cautions(space: SearchSpace, search: SearchConfig, optimizer: str) -> list[str]:
+    """Return a sentence if no allowed point has all priors, with one of the optimizers."""
+    own = {key: one.prior.value for key, one in space.distributions.items() if one.prior}
+    searched = space.distributions.get(OPTIMIZER)
+    names = [str(own.get(OPTIMIZER, optimizer))]
+    if search.priors == "defaults" and OPTIMIZER not in own and isinstance(searched, Choice):
+        names = list(map(str, searched.options))
+    forbidden = [name for name in names if not _may_have_all(space, search, own, name)]
+    if not forbidden:
+        return []
+    where = f" with {', '.join(forbidden)}" if len(names) > 1 else ""
+    return [
+        f"search.constraints forbid the priors together{where}, so no trial has them all: trials "
+        "are drawn near them only where the constraints hold; move a prior, or change the "
+        "constraints"
+    ]
+
+
+def _may_have_all(
+    space: SearchSpace, search: SearchConfig, own: Mapping[str, Any], optimizer: str
+) -> bool:
+    """Return whether an allowed point has all priors of an optimizer, or it has none."""
+    priors = dict(own)
+    if search.priors == "defaults":
+        for key, one in space.distributions.items():
+            default = default_prior(key, one, optimizer)
+            if key not in own and default is not None:
+                priors[key] = default.value
+    if not priors:
+        return True
+    if OPTIMIZER in space.distributions:
+        priors.setdefault(OPTIMIZER, optimizer)
+    return space.draw(0, priors, attempts=_DRAWS) is not None

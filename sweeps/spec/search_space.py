@@ -1,9 +1,9 @@
 """The search space: all distributions with their conditions and constraints.
 
 A point is a value for every parameter that exists in it. A parameter with a condition exists only
-if other parameters have certain values; a constraint forbids points. What must not live here:
-single distributions (`space`), the syntax of constraints (`constraints`), and sampling
-(`sweeps.search`).
+if other parameters have certain values; a constraint forbids points. Whatever may be searched has
+a value of the file where it is not. What must not live here: single distributions (`space`), the
+syntax of constraints (`constraints`), and sampling (`sweeps.search`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from sweeps.spec.constraints import Constraint
+from sweeps.spec.error_messages import leaves
 from sweeps.spec.searched_workers import WORKERS
+from sweeps.spec.sections import ResourcesConfig
 from sweeps.spec.space import Distribution
+from sweeps.spec.trial_run import flatten
+from trainable.config import TaskConfig, TrainConfig
 
 MOST_DRAWS = 10_000
 """One of so many random points must satisfy the constraints."""
@@ -219,3 +225,30 @@ def mutable(space: SearchSpace) -> list[str]:
         for key in space.distributions.keys() - named
         if key.startswith(("train.optimizer.", "train.clip.")) and key != "train.optimizer.name"
     )
+
+
+def searchable_fields() -> dict[str, FieldInfo]:
+    """Return the fields that may be searched, by dotted key.
+
+    Arguments of the task, the optimizer and the schedule may be searched, too.
+    """
+    fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    return fields | {WORKERS: leaves(ResourcesConfig)["workers"]}
+
+
+def fixed_values(
+    train: TrainConfig,
+    task: TaskConfig,
+    resources: ResourcesConfig,
+    *,
+    own_optimizer: bool = False,
+) -> dict[str, Any]:
+    """Return the value of everything that may be searched, by dotted key."""
+    data = train.model_dump(mode="json")
+    if own_optimizer:
+        data["optimizer"] = train.optimizer.model_dump(mode="json", exclude_unset=True)
+    # A written section lacks these keys at their default.
+    left_out = {key: info.default for key, info in searchable_fields().items() if info.exclude_if}
+    arguments = {f"task.{key}": value for key, value in task.model_dump(mode="json").items()}
+    written = dict(flatten(data, "train."))
+    return {**left_out, **written, **arguments, WORKERS: resources.workers}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,9 +25,8 @@ from pydantic import (
 
 from redaction.secrets import is_secret
 from sweeps.errors import Issue, UserError, WrongDuration
-from sweeps.formatting import shown
+from sweeps.formatting import parse_duration, shown
 from sweeps.paths import check_name
-from sweeps.spec.durations import parse_duration
 from sweeps.spec.search_validators import (
     AUTO,
     check_constraints,
@@ -37,6 +36,7 @@ from sweeps.spec.search_validators import (
 )
 from sweeps.spec.space import Distribution
 from sweeps.spec.space_parser import parse_distribution
+from sweeps.statistics.over_seeds import SeedValue, combine
 from sweeps.stopping.registry import DEFAULT_RULE, RULES, parameters
 from sweeps.stopping.rule import StoppingRule
 from tracking.address import is_database
@@ -433,3 +433,34 @@ Space = dict[
         PlainSerializer(methodcaller("to_data")),  # that of the distribution's own class
     ],
 ]
+
+
+class RepeatsConfig(Section):
+    """With how many seeds each configuration trains; `repeats: 3` is short for `{seeds: 3}`."""
+
+    seeds: int = Field(default=1, ge=1, examples=[3])
+    """Trainings of each configuration. All configurations have the same seeds, so that they are
+    compared on the same initial weights and order of samples. 1: each trial has its own seed."""
+    value: SeedValue = "mean"
+    """What the value of a configuration is: the mean or the median of the values of its seeds."""
+
+    def combine(self, values: Sequence[float]) -> float:
+        """Return one number for the values of a configuration's seeds; at least one is needed."""
+        return combine(values, self.value)
+
+
+def is_off(repeats: RepeatsConfig) -> bool:
+    """Return whether the section says nothing; a spec is then written without it."""
+    return repeats == RepeatsConfig()
+
+
+def from_short_form(value: object) -> Any:
+    """Return the section that a number of seeds stands for; other values unchanged."""
+    if isinstance(value, dict | RepeatsConfig):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        text = shown(value) if not isinstance(value, list) else "a list"
+        raise UserError(
+            f"{text} is no number of seeds; write for example 3, or {{seeds: 3, value: median}}"
+        )
+    return {"seeds": value}

@@ -1,7 +1,9 @@
-"""Read a spec from YAML and overrides, with all checks that need neither the machine nor the data.
+"""The spec of a sweep: its model, the configuration of each trial, and reading and writing it.
 
-All problems are reported in one pass. What must not live here: the model (`sweep_spec`), parsing
-YAML (`yaml_reader`), the wording of problems (`errors`).
+A spec has the sections of a training run (`trainable.config`) and those of a sweep (`sections`).
+All checks that need neither the machine nor the data are made when it is read, and all problems
+are reported in one pass. What must not live here: distributions (`space`), parsing YAML
+(`yaml_reader`), and the wording of problems (`error_messages`).
 """
 
 from __future__ import annotations
@@ -11,19 +13,75 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from redaction.secrets import HIDDEN, redact_clipped
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError
+from sweeps.paths import check_name
 from sweeps.spec import automatic, yaml_reader
-from sweeps.spec.cross_checks import cross_field_checks
+from sweeps.spec.cross_checks import cross_field_checks, set_path, written
 from sweeps.spec.document import Document
-from sweeps.spec.error_messages import describe_other_tool, key_path, translate
-from sweeps.spec.space import Distribution
+from sweeps.spec.error_messages import (
+    describe_other_tool,
+    field_at,
+    is_argument,
+    key_path,
+    section_of,
+    translate,
+    unknown_key,
+)
+from sweeps.spec.search_checks import search_space
+from sweeps.spec.search_space import SearchSpace
+from sweeps.spec.searched_workers import WORKERS, config_path, searched_workers, workers_of
+from sweeps.spec.sections import (
+    EarlyStoppingConfig,
+    FailuresConfig,
+    Metric,
+    Modes,
+    NotifyConfig,
+    RepeatsConfig,
+    ResourcesConfig,
+    SearchConfig,
+    Select,
+    Space,
+    StopConfig,
+    StorageConfig,
+    TrackingConfig,
+    from_short_form,
+    is_off,
+)
+from sweeps.spec.space import Choice, Distribution
 from sweeps.spec.space_parser import parse_distribution
-from sweeps.spec.sweep_spec import LOADING, SweepSpec, spec_path, trial_yaml, version_fault
+from sweeps.spec.trial_run import TrialSeed
+from sweeps.spec.yaml_scalars import write_flow, write_key
+from sweeps.stopping.patience import Patience
+from sweeps.stopping.registry import WITHOUT_SECTION
+from trainable.config import (
+    SPLIT_SEED,
+    BudgetConfig,
+    CheckpointConfig,
+    Mode,
+    Section,
+    TaskConfig,
+    TrainConfig,
+    TrialConfig,
+    checkpoint_at_reports,
+    is_own,
+)
+from trainable.seeding import derive_seed
 
 __all__ = [
     "SweepSpec",
@@ -36,6 +94,351 @@ __all__ = [
 
 MAX_OVERRIDE = 131_072
 """Characters of one `KEY=VALUE`: the limit of Linux for one argument of a command line."""
+VERSION = 1
+_HIGHER = re.compile(
+    "accuracy|acc|auc|auroc|auprc|f1|precision|recall|iou|miou|dice|bleu|rouge|r2|psnr|ssim|kappa|"
+    "ndcg|mrr|reward"
+)
+_LOWER = re.compile("loss|error|err|mse|rmse|mae|mape|nll|perplexity|ppl|wer|cer|fid|divergence")
+_SPLIT_SEEDS = 2**31  # every generator accepts so many seeds
+LOADING = object()
+"""The context of a validation by `spec`, which makes the cross-field checks itself, to report all
+problems in one pass."""
+
+
+class SweepSpec(Section):
+    """A complete sweep: what is searched, how each trial trains, and where it is recorded."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, hide_input_in_errors=True)
+
+    version: int = VERSION
+    """The version of this format."""
+    name: Annotated[str, AfterValidator(check_name)] = Field(examples=["digits"])
+    """The sweep's name, and its directory below the root."""
+    task: TaskConfig = Field(examples=["digits"])
+    """The task: a built-in one, or `package.module:ClassName`. Its arguments are beside `name`."""
+    metric: Metric = Field(examples=["val/loss"])
+    """The metric that selects the best trial. With several, the first selects the best checkpoint
+    of a trial, and the best trials are the Pareto front."""
+    mode: Modes = Field(examples=["min"])
+    """Whether a lower or a higher `metric` is better; one for each metric."""
+    select: Select = "checkpoint"
+    """What a trial's value is, by which the best is chosen. `checkpoint`: its best value, which
+    its best checkpoint has, also if it was stopped early. `final`: its last value, and only
+    complete trials count. A resume cannot change it."""
+    trials: int = Field(ge=1, examples=[24])
+    """The total number of trials; with `repeats`, of configurations."""
+    seed: int = Field(default=0, ge=0)
+    """The seed of the search, from which the seed of each trial is derived."""
+    concurrency: int | None = Field(default=None, ge=1, examples=[4])
+    """Trials that run in parallel; null: as many as the resources allow."""
+    budget: BudgetConfig = BudgetConfig()
+    space: Space = Field(default_factory=dict)
+    """Dotted key of this file -> distribution. Empty: only the trials' seeds differ."""
+    search: SearchConfig = SearchConfig()
+    repeats: RepeatsConfig = Field(default=RepeatsConfig(), exclude_if=is_off)
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler=WITHOUT_SECTION.name)
+    stop: StopConfig = StopConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    storage: StorageConfig = StorageConfig()
+    failures: FailuresConfig = FailuresConfig()
+    notify: NotifyConfig = NotifyConfig()
+    training_rules: Literal[3] = 3
+    """The version of the training rules; see `TrialConfig`."""
+
+    _checkpoint_at_reports = model_validator(mode="before")(checkpoint_at_reports)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = dict(data)
+            automatic.resolve(data)
+        return data
+
+    @field_validator("version")
+    @classmethod
+    def _version_is_known(cls, version: int) -> int:
+        if message := version_fault(version):
+            raise UserError(message)
+        return version
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _task_by_name(cls, task: object) -> object:
+        return {"name": task} if isinstance(task, str) else task
+
+    @field_validator("repeats", mode="before")
+    @classmethod
+    def _repeats_by_number(cls, repeats: object) -> object:
+        return from_short_form(repeats)
+
+    @model_serializer(mode="wrap")
+    def _leave_to_each_trial(
+        self, write: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        data: dict[str, Any] = write(self)
+        if (
+            "train.optimizer.name" in self.space
+        ):  # so that each trial gets its optimizer's defaults
+            data["train"]["optimizer"] = self.train.optimizer.model_dump(
+                mode=info.mode, exclude_unset=True
+            )
+        return data
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self, info: ValidationInfo) -> SweepSpec:
+        if info.context is not LOADING and (
+            faults := list(cross_field_checks(SweepSpec, _dump(self), self.space))
+        ):
+            raise UserError(faults)
+        return self
+
+    @property
+    def patience(self) -> Patience | None:
+        """When a trial ends without a new best; None: at the end of its budget."""
+        limit, minimize = self.early_stopping.patience, self.modes[0] == "min"
+        if limit is None:
+            return None
+        return Patience(limit, minimize, self.budget.reports, self.budget.report_word)
+
+    @property
+    def max_runs(self) -> int:
+        """The most trainings that the search makes: each configuration with all of its seeds."""
+        return self.num_trials * self.repeats.seeds
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """All metrics; the first selects the best checkpoint of a trial."""
+        return (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The mode of each metric."""
+        return (self.mode,) if isinstance(self.mode, str) else self.mode
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules that a run of the spec imports; nothing else in a spec executes code."""
+        return sorted({*self.trial_modules, *_module_of(self.search.sampler)})
+
+    @property
+    def trial_modules(self) -> list[str]:
+        """The modules that trials import; only the driver imports a sampler."""
+        names = [self.task.name, *(name for _, name in self.own_names)]
+        return sorted({module for name in names for module in _module_of(name)})
+
+    @property
+    def own_names(self) -> list[tuple[str, str]]:
+        """The user's own optimizers and schedules that trials may have, each with its key."""
+        return [
+            (key, str(name))
+            for key, fixed in (
+                ("train.optimizer.name", self.train.optimizer.name),
+                ("train.schedule.name", self.train.schedule.name),
+            )
+            for name in _options(self.space.get(key), fixed)
+            if is_own(str(name))
+        ]
+
+    @property
+    def objective_description(self) -> str:
+        """Metrics and modes in words: `min of val/loss and max of val/accuracy`."""
+        each = zip(self.modes, self.metrics, strict=True)
+        return " and ".join(f"{mode} of {metric}" for mode, metric in each)
+
+    def direction_warnings(self) -> list[str]:
+        """Return a sentence for each metric whose name says that its mode is the wrong one.
+
+        A name proves nothing, so a sweep is never refused for it.
+        """
+        found = []
+        for metric, mode in zip(self.metrics, self.modes, strict=True):
+            better = _better(metric)
+            if better is not None and better != mode:
+                higher = "higher" if better == "max" else "lower"
+                found.append(
+                    f"mode is {mode} for {metric}, whose name says that {higher} is better: the "
+                    f"sweep would look for the worst trial and stop the best ones early; write "
+                    f"{better}, unless the name misleads"
+                )
+        return found
+
+    def max_trials(self, wanted: int) -> int:
+        """Return how many trials the sweep can have, at most `wanted`.
+
+        A population cannot grow, and no point is tried twice.
+        """
+        if self.early_stopping.rule.is_population:
+            return self.trials
+        size = self.search_space().num_points(wanted)
+        return wanted if size is None else min(wanted, size)
+
+    @property
+    def searched_workers(self) -> tuple[int, int] | None:
+        """The fewest and the most workers (ranks) of a trial; None: the number is not searched."""
+        return searched_workers(self.resources, self.space)
+
+    def workers_of(self, params: Mapping[str, object]) -> int:
+        """Return how many workers (ranks) the trial with these parameters has."""
+        return workers_of(self.resources, params)
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials the search makes: `trials`, or fewer if the space has fewer points."""
+        return self.max_trials(self.trials)
+
+    def trial_config(self, seed: TrialSeed | int, params: Mapping[str, object]) -> TrialConfig:
+        """Return the configuration of one trial.
+
+        Args:
+            seed: What its seed is derived from; a number means the trial with that number.
+            params: Values by dotted path, as drawn from `space`.
+
+        Raises:
+            SpecError: The values do not fit together, or a key is not a field.
+        """
+        data = {
+            key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
+        }
+        seed = seed if isinstance(seed, TrialSeed) else TrialSeed("trial", seed)
+        data["seed"] = derive_seed(self.seed, seed.purpose, seed.number)
+        data["patience"] = self.early_stopping.patience
+        data["workers"] = workers_of(self.resources, params)
+        data["data_seed"] = derive_seed(self.seed, "data")
+        if seed.purpose == "confirm":  # all that is drawn is drawn under the common seed
+            data["data_seed"] = derive_seed(self.seed, "confirm", "data", seed.number)
+        if seed.split:
+            drawn = derive_seed(self.seed, "confirm", "split", seed.number)
+            data["task"] = {**data["task"], SPLIT_SEED: drawn % _SPLIT_SEEDS}
+        doc = Document(f"trial {seed.number}", data, {})
+        for key, value in params.items():
+            path, message = spec_path(key)
+            if message or (path[0] not in ("train", "task") and key != WORKERS):
+                doc.add(
+                    Issue(
+                        (key,),
+                        message
+                        or "is no parameter of a trial; they are below train. and task., and "
+                        f"{WORKERS}",
+                    )
+                )
+            else:
+                known = self.space.get(key)
+                set_path(data, config_path(key), known.configured(value) if known else value)
+        if not doc.problems:
+            try:
+                return TrialConfig.model_validate(data)
+            except ValidationError as error:
+                for fault in translate(
+                    SweepSpec, error, data, lambda _path, value: written(value)
+                ):
+                    doc.add(fault)
+        raise SpecError([problem for _, _, problem in doc.problems])
+
+    def example_params(self) -> dict[str, Any]:
+        """Return a point of the space, to check a trial before any is drawn.
+
+        It has the first value of each parameter, and the most workers: so few trials run at once
+        that each could have as many.
+        """
+        space = self.search_space()
+        first = space.point(_example)
+        return first if space.allows(first) else space.draw(0) or first
+
+    def search_space(self) -> SearchSpace:
+        """Return `space` with its conditions and with the constraints of `search`."""
+        return search_space(self.space, self.search, self.train, self.task, self.resources)
+
+    def to_yaml(self) -> str:
+        """Return the spec with all defaults as YAML; `load_spec` reads an equal spec from it.
+
+        If the optimizer is searched, defaults that depend on it are left out: each trial has its
+        own.
+        """
+        data = _dump(self)
+        if set(data["task"]) == {"name"}:
+            data["task"] = data["task"]["name"]
+        return "".join(_write_block(data, ""))
+
+
+def trial_yaml(config: TrialConfig) -> str:
+    """Return the configuration of one trial as YAML, for its directory."""
+    return "".join(_write_block(config.model_dump(mode="json"), ""))
+
+
+def _better(metric: str) -> str | None:
+    """Return the mode that a metric's name suggests; None if it suggests none, or both."""
+    words = re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower())
+    higher, lower = (any(map(kind.fullmatch, words)) for kind in (_HIGHER, _LOWER))
+    if higher == lower:
+        return None
+    return "max" if higher else "min"
+
+
+def _example(key: str, distribution: Distribution) -> Any:
+    values = [value for _, value in distribution.boundary_values()]
+    return max(values) if key == WORKERS else values[0]
+
+
+def _module_of(name: str) -> list[str]:
+    """Return the module of `module:Class` in a list; an empty list for a built-in name."""
+    return [name.partition(":")[0]] if ":" in name else []
+
+
+def _options(distribution: Distribution | None, fixed: str) -> Sequence[object]:
+    return distribution.options if isinstance(distribution, Choice) else [fixed]
+
+
+def version_fault(version: object) -> str | None:
+    """Return why a spec of this version cannot be read; None if it can."""
+    if isinstance(version, bool) or not isinstance(version, int) or version == VERSION:
+        return None
+    verdict = "newer than this program" if version > VERSION else "no version of a spec"
+    fix = "upgrade gradsweep" if version > VERSION else f"write {VERSION}"
+    return f"version {version} is {verdict}; supported: {VERSION}; {fix}"
+
+
+def spec_path(key: str) -> tuple[tuple[str, ...], str | None]:
+    """Return the path of a dotted key in a spec, and a message if it is not a field."""
+    path = key_path(key)
+    if path[0] in ("space", "task") and len(path) == 2 and path[1]:
+        return path, None
+    if is_argument(path):
+        return path, None
+    for size in range(1, len(path) + 1):
+        if field_at(SweepSpec, path[:size]) is not None:
+            continue
+        owner = field_at(SweepSpec, path[: size - 1])
+        if owner is not None and section_of(owner) is None:
+            above = ".".join(path[: size - 1])
+            return (
+                path,
+                f"'{above}' is a single value; it has no keys below it; write -s {above}=VALUE",
+            )
+        return path, unknown_key(SweepSpec, path[:size])
+    return path, None
+
+
+def _dump(spec: SweepSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json")
+
+
+def _write_block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Yield the lines of a mapping: a mapping of mappings as a block, other values in one line."""
+    for key, value in data.items():
+        name = write_key(key)
+        block = isinstance(value, dict) and any(
+            isinstance(inner, dict) and inner for inner in value.values()
+        )
+        if block and not (indent == "" and key == "task"):
+            yield f"{indent}{name}:\n"
+            yield from _write_block(value, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: {write_flow(value)}\n"
 
 
 def load_spec(

@@ -1,4 +1,4 @@
-"""How a trial is run: the parts of its configuration that its parameters do not fix.
+"""How a trial is run: what its parameters do not fix, and what is recorded of its configuration.
 
 Workers, `sweep train NAME --trial K` and `sweep test` use these functions, so that a trial trained
 again is the same run. What must not live here: the configuration by parameters
@@ -7,7 +7,8 @@ again is the same run. What must not live here: the configuration by parameters
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from trainable import rank_waits
 from trainable.config import TrialConfig
@@ -46,3 +47,36 @@ def with_accumulation(config: TrialConfig, stored: int | None) -> TrialConfig:
         return config
     train = train.model_copy(update={"accumulation": stored})
     return config.model_copy(update={"train": train})
+
+
+_SEED_TAGS = {"seed": "gradsweep.seed", "data_seed": "gradsweep.data_seed"}
+
+
+class RunStart(NamedTuple):
+    """What a trial's run receives when the trial starts."""
+
+    params: Mapping[str, object]
+    tags: dict[str, str]
+
+
+def run_start(config: TrialConfig, params: Mapping[str, Any]) -> RunStart:
+    """Return a trial's parameters, each under its dotted key, and its seeds as tags.
+
+    The seeds of any two trials differ, so as parameters they would lead each comparison.
+    """
+    data = config.model_dump(mode="json")
+    data.pop("workers", None)  # a resume may change it, and a parameter stays; the runs have a tag
+    seeds = {tag: data.pop(key) for key, tag in _SEED_TAGS.items()}
+    tags = {tag: str(seed) for tag, seed in seeds.items() if seed is not None}
+    return RunStart({**params, **dict(flatten(data))}, tags)
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of a nested mapping by dotted key."""
+    leaves: list[tuple[str, Any]] = []
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            leaves += flatten(value, f"{prefix}{key}.")
+        else:
+            leaves.append((f"{prefix}{key}", value))
+    return leaves

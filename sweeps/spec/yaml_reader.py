@@ -2,13 +2,14 @@
 
 A spec is plain data: no tags, no objects, no duplicate keys, and limits on size, depth and number
 of values. `ruamel.yaml` parses it; scalars follow the core schema of YAML 1.2 (`1e-4` is a number,
-`on` and `12:30:00` are text). What must not live here: the meaning of the keys.
+`on` and `12:30:00` are text). Single values can be replaced in the text of a file, which keeps its
+comments. What must not live here: the meaning of the keys.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from ruamel.yaml.reader import ReaderError
 from redaction.secrets import HIDDEN, is_secret
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
 from sweeps.formatting import cut, quoted
+from sweeps.spec import yaml_reader
 from sweeps.spec.document import AFTER_THE_FILE, Document, SourcePosition
+from sweeps.spec.error_messages import key_path
 from sweeps.spec.yaml_scalars import LEADING_ZERO, NULL, resolve
 
 MAX_BYTES = 1024 * 1024
@@ -441,3 +444,39 @@ def _too_much(where: str, *, deep: bool) -> SpecError:
         f"holds more than {MAX_VALUES} values, aliases counted in full; a spec is a "
         "short file; remove aliases or keep data in files of its own",
     )
+
+
+_SCALAR = re.compile(r"""(?:"(?:\\.|[^"\\\n])*"|'(?:''|[^'\n])*'|[^\s,#\[\]{}"'&*][^\n,#\]}]*)""")
+
+
+def with_values(text: str, label: str, changes: Iterable[Sequence[str]]) -> str | None:
+    """Return the text with other values; None where one is no simple change."""
+    for key, value in changes:
+        edited = _with_value(text, label, key, value)
+        if edited is None:
+            return None
+        text = edited
+    return text
+
+
+def _with_value(text: str, label: str, key: str, value: str) -> str | None:
+    try:
+        document = yaml_reader.parse(text, label, {})
+    except SpecError:  # such as a variable that is not set here
+        return None
+    path = key_path(key)
+    if path not in document.positions:
+        if len(path) > 1 or text.lstrip().startswith("{"):
+            return None
+        return f"{text if text.endswith(chr(10)) else text + chr(10)}{key}: {value}\n"
+    line, column = document.positions[path].order
+    lines = text.splitlines(keepends=True)
+    if line > len(lines):
+        return None
+    before, rest = lines[line - 1][: column - 1], lines[line - 1][column - 1 :]
+    found = _SCALAR.match(rest)
+    if found is None:  # a list or a mapping
+        return None
+    old = found.group().rstrip()
+    lines[line - 1] = before + value + rest[len(old) :]
+    return "".join(lines)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,9 +139,7 @@ def race(
     """
     if not values:
         raise ValueError("a race needs a configuration")
-    sign = 1.0 if minimize else -1.0
-    table = _Table.of(values, sign)
-    noise = noise_floor(table.finite)
+    table = _Table.of(values, 1.0 if minimize else -1.0)
     racing = _compare(table.finite[table.racing])
     dropped = _dropped(table, level)
     p_best = None if racing is None else table.spread(racing.p_best)
@@ -154,8 +152,6 @@ def race(
             _contender(
                 table,
                 row,
-                noise,
-                sign=sign,
                 level=level,
                 p_best=None if p_best is None else float(p_best[row]),
                 dropped=bool(dropped[row]),
@@ -163,7 +159,7 @@ def race(
             )
             for row in order
         ),
-        noise=noise,
+        noise=table.noise,
         tied=tuple(table.numbers[row] for row in _tied(table, racing, order, dropped, level)),
         decided=p_best is not None and bool(p_best[order[0]] >= until),
         level=level,
@@ -172,7 +168,7 @@ def race(
 
 @dataclass(frozen=True)
 class _Table:
-    """The values of a race, less is better.
+    """The values of a race, times `sign`, so that less is better.
 
     The rows are sorted by their values, so that the draws do not depend on the caller's order.
     """
@@ -180,6 +176,12 @@ class _Table:
     numbers: tuple[int, ...]
     finite: Array
     diverged: NDArray[np.bool_]
+    sign: float
+
+    @cached_property
+    def noise(self) -> NoiseFloor | None:
+        """The standard deviation over seeds of one configuration; None without two seeds."""
+        return noise_floor(self.finite)
 
     @property
     def num_diverged(self) -> NDArray[np.int64]:
@@ -217,7 +219,7 @@ class _Table:
             return int(diverged[row].sum()), _mean(finite[row]), seeds, numbers[row]
 
         order = sorted(range(len(values)), key=key)
-        return cls(tuple(numbers[row] for row in order), finite[order], diverged[order])
+        return cls(tuple(numbers[row] for row in order), finite[order], diverged[order], sign)
 
 
 def _mean(finite: Array) -> float:
@@ -336,15 +338,13 @@ def _tied(
 def _contender(
     table: _Table,
     row: int,
-    noise: NoiseFloor | None,
     *,
-    sign: float,
     level: float,
     p_best: float | None,
     dropped: bool,
     original: float | None,
 ) -> Contender:
-    finite = table.finite[row]
+    finite, sign, noise = table.finite[row], table.sign, table.noise
     num_diverged = int(table.num_diverged[row])
     mean = math.inf if num_diverged else _mean(finite)
     optimism = interval = optimism_interval = None

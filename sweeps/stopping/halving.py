@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
-from sweeps.stopping.dominance import as_losses
-from sweeps.stopping.pausing_rules import PausingRule, Reports, Standing
+from sweeps.stopping.metric_values import as_losses
+from sweeps.stopping.rule import PausingRule, Reports, Standing
 
 _LAST_RUNG = 0.8
 """The share of the budget after which no rung lies."""

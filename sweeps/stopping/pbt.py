@@ -17,8 +17,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from sweeps.stopping.metric_values import Minimize
-from sweeps.stopping.pausing_rules import PausingRule, Standing
-from sweeps.stopping.rule import StoppingRule
+from sweeps.stopping.rule import PausingRule, Standing, StoppingRule
 from trainable.config import Number
 
 

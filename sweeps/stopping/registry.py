@@ -11,13 +11,11 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from sweeps.stopping.asha import Asha
-from sweeps.stopping.asha_promote import AshaPromote
+from sweeps.stopping.asha import Asha, AshaPromote
 from sweeps.stopping.hyperband import Hyperband
 from sweeps.stopping.median import MedianStopping
-from sweeps.stopping.no_stopping import NoStopping
 from sweeps.stopping.pbt import Pb2, Pbt
-from sweeps.stopping.rule import StoppingRule
+from sweeps.stopping.rule import NoStopping, StoppingRule
 
 RULES: dict[str, type[StoppingRule]] = {
     rule.name: rule

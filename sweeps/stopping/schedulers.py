@@ -2,8 +2,10 @@
 
 With `asha_promote` and `pbt`, a trial pauses at a rung without a decision of the scheduler, and
 the searcher promotes it. For Tune, the training between two pauses is a separate trial, so Tune
-keeps no state of a paused trial. What must not live here: which rule a spec names (`registry`),
-and the ledger.
+keeps no state of a paused trial. A random share of the trials (`early_stopping.exempt`) is never
+stopped: the trials that a rule lets live looked good early, and only trials that were spared at
+random show how often it stops one that would have become good. What must not live here: which rule
+a spec names (`registry`), and the ledger.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from sweeps.formatting import format_number
-from sweeps.stopping.dominance import as_losses
-from sweeps.stopping.front_stopper import FrontStopper
-from sweeps.stopping.metric_values import Value, all_values, as_value
-from sweeps.stopping.pausing_rules import (
+from sweeps.stopping.asha import FrontStopper
+from sweeps.stopping.metric_values import Value, all_values, as_losses, as_value
+from sweeps.stopping.rule import (
     Reports,
     Standing,
     StopDecider,
@@ -28,6 +29,7 @@ from sweeps.stopping.pausing_rules import (
 )
 from sweeps.stopping.seed_means import SeedMeans, over_seeds
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
+from trainable.seeding import derive_seed
 
 if TYPE_CHECKING:  # this package lies below the specs
     from sweeps.spec.spec import SweepSpec
@@ -278,3 +280,11 @@ def stopped_trials(
         for number in sorted(asked)
     }
     return {number: why for number, why in found.items() if why is not None}
+
+
+_SEEDS = 2.0**63
+
+
+def is_exempt(share: float, seed: int, place: int) -> bool:
+    """Return whether a new trial is exempt; the same after each resume."""
+    return derive_seed(seed, "exempt", place) < share * _SEEDS

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from sweeps.stopping.metric_values import Value, all_values, as_value
-from sweeps.stopping.pausing_rules import Reports
-from sweeps.stopping.rule import TrialStopper
+from sweeps.stopping.rule import Reports, TrialStopper
 
 Combine = Callable[[Sequence[float]], float]
 """Returns one number for the values of several seeds."""

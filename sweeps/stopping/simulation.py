@@ -15,12 +15,11 @@ from __future__ import annotations
 import heapq
 import math
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import mean
 
-from sweeps.stopping.pausing_rules import PausingRule, Standing
-from sweeps.stopping.rule import StoppingRule
+from sweeps.stopping.rule import PausingRule, Standing, StoppingRule
 
 _NOISE = 0.02
 _MOST_REPEATS, _FEWEST_REPEATS = 20, 5
@@ -57,18 +56,32 @@ class SimulatedSweep:
     repeats: int
 
 
-def simulate(
-    rule: StoppingRule,
-    *,
-    epochs: int,
-    trials: int,
-    at_once: int,
-    start: float = 0.0,
-    patience: int | None = None,
-    seeds: int = 1,
-    exempt: float = 0.0,
-) -> SimulatedSweep:
+@dataclass(frozen=True, kw_only=True)
+class SweepShape:
+    """How large a sweep is that is simulated.
+
+    Attributes:
+        epochs: Reports of a full training.
+        trials: Configurations.
+        at_once: Trainings that run at once.
+        start: How long the start of a training takes, in epochs.
+        patience: After so many reports without a new best a training ends; None: never.
+        seeds: Trainings of each configuration.
+        exempt: The share of the trials that the rule does not stop.
+    """
+
+    epochs: int
+    trials: int
+    at_once: int
+    start: float = 0.0
+    patience: int | None = None
+    seeds: int = 1
+    exempt: float = 0.0
+
+
+def simulate(rule: StoppingRule, shape: SweepShape) -> SimulatedSweep:
     """Return what a sweep would train. The same arguments give the same result."""
+    epochs, trials, patience = shape.epochs, shape.trials, shape.patience
     every = _report_interval(epochs, patience)
     reads = _reports_read(rule, epochs, patience, every)
     pausing = _pausing(rule, epochs, trials) is not None
@@ -77,7 +90,7 @@ def simulate(
         _MOST_REPORTS // (_FEWEST_REPEATS * len(reads)),
     )
     simulated = min(trials, max(most, 10))
-    at_once = min(at_once, trials * seeds)
+    at_once = min(shape.at_once, trials * shape.seeds)
     workers = math.ceil(at_once * simulated / trials)
     stops = reads != (epochs,)
     repeats = 1
@@ -85,10 +98,8 @@ def simulate(
         repeats = _MOST_REPORTS // (simulated * len(reads) * (1 + 5 * pausing))
         repeats = min(max(repeats, _FEWEST_REPEATS), _MOST_REPEATS)
     few = None if patience is None else max(1, patience // every)
-    found = [
-        _Simulation(rule, reads, simulated, workers, start, few, repeat, seeds, exempt).run()
-        for repeat in range(repeats)
-    ]
+    smaller = replace(shape, trials=simulated, at_once=workers, patience=few)
+    found = [_Simulation(rule, reads, smaller, repeat).run() for repeat in range(repeats)]
     larger = trials / simulated
     totals = [total * larger for total, _, _ in found]
     return SimulatedSweep(
@@ -166,18 +177,11 @@ class _Simulation:
         self,
         rule: StoppingRule,
         reads: tuple[int, ...],
-        num_trials: int,
-        at_once: int,
-        start: float,
-        patience: int | None,
+        shape: SweepShape,
         seed: int,
-        seeds: int,
-        exempt: float,
     ) -> None:
-        self._reads, self._num_trials, self._at_once = reads, num_trials, at_once
-        self._start, self._patience = start, patience
+        self._reads, self._shape, self._num_trials = reads, shape, shape.trials
         self._random = Random(f"simulated sweep {seed}")
-        self._exempt, self._seeds = exempt, seeds
         self._draw_exempt = Random(f"exempt trials {seed}")
         self._trials: list[_Trial] = []
         self._further: list[_Trial] = []  # seeds after the first, numbered after all trials
@@ -189,7 +193,7 @@ class _Simulation:
         """When a trial makes a report: the time, the trial and the epoch."""
         last = reads[-1]
         self._stopper = rule.make_stopper(epochs=last, minimize=True)
-        self._pausing = _pausing(rule, last, num_trials)
+        self._pausing = _pausing(rule, last, shape.trials)
 
     def run(self) -> tuple[int, float, int]:
         """Return the epochs of all trials, the time of the last end, and the complete trials."""
@@ -208,12 +212,12 @@ class _Simulation:
 
     def _fill(self, now: float) -> None:
         """Give each free worker a trial: a further seed, a promoted one, or else a new one."""
-        while len(self._live) < self._at_once:
+        while len(self._live) < self._shape.at_once:
             number = self._next_trial()
             if number is None:
                 return
             self._live.add(number)
-            self._schedule(number, now + self._start)
+            self._schedule(number, now + self._shape.start)
 
     def _next_trial(self) -> int | None:
         if self._num_further < len(self._further):
@@ -231,7 +235,7 @@ class _Simulation:
         if len(self._trials) >= self._num_trials:
             return None
         self._trials.append(_Trial(self._random))
-        self._trials[-1].is_exempt = self._draw_exempt.random() < self._exempt
+        self._trials[-1].is_exempt = self._draw_exempt.random() < self._shape.exempt
         self._unfinished.add(len(self._trials) - 1)
         return len(self._trials) - 1
 
@@ -251,7 +255,7 @@ class _Simulation:
         trial = self._trial(number)
         loss = trial.report(epoch)
         is_last = epoch == self._reads[-1]
-        is_last |= self._patience is not None and trial.since_best >= self._patience
+        is_last |= self._shape.patience is not None and trial.since_best >= self._shape.patience
         stopped = not trial.is_further and self._is_stopped(trial, number, epoch, loss)
         if not is_last and not stopped:
             pauses = self._pausing is not None and epoch in self._pausing.rungs
@@ -259,7 +263,7 @@ class _Simulation:
         self._unfinished.discard(number)
         if is_last and not trial.is_further:
             self._complete.add(number)
-            self._further += [trial.with_further_seed() for _ in range(self._seeds - 1)]
+            self._further += [trial.with_further_seed() for _ in range(self._shape.seeds - 1)]
         return False
 
     def _is_stopped(self, trial: _Trial, number: int, epoch: int, loss: float) -> bool:

@@ -13,8 +13,6 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.below_root import check_below_root, check_no_copy
-from sweeps.checkpoint_locations import best_generation, check_kept
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
@@ -26,9 +24,15 @@ from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.sync import queue_interruptions
 from sweeps.run.trial_process import as_a_trial
 from sweeps.spec.trial_run import num_threads, with_accumulation
-from sweeps.store_access import reach_tracking
+from sweeps.stores import (
+    best_generation,
+    check_below_root,
+    check_kept,
+    check_no_copy,
+    find_tracker,
+    reach_tracking,
+)
 from sweeps.sweep_lock import SweepLock
-from sweeps.tracker import find_tracker
 from sweeps.trust.tested_trials import selection_cautions
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from tracking.outbox_recorder import set_target, sync

@@ -14,8 +14,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
-from sweeps.errors import LedgerError
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS, LedgerError
 from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.ranking import ranking

@@ -20,8 +20,8 @@ from sweeps.path_checks import write_file
 from sweeps.run.check import CheckResult, check_sweep
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.document import Document
-from sweeps.spec.edited_text import with_values
 from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.yaml_reader import with_values
 
 _REDUCTIONS = (2, 3, 4)
 _MOST_TRIALS = 1_000_000

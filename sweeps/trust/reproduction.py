@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.formatting import quoted
@@ -31,6 +30,7 @@ from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.trial_process import as_a_trial
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads
+from sweeps.stores import trial_files, trial_store
 from sweeps.trust.reproduced import (
     MachineDifference,
     Reproduction,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweeps.below_root import OutsideRoot, addresses_outside, check_no_copy, links_outside
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.trials import TrialRecord
@@ -25,7 +24,13 @@ from sweeps.reconcile.store_check import Missing, MissingData, stored_rows
 from sweeps.reconcile.trial_checks import Contradiction, TrialChecks
 from sweeps.run.store_comparison import StoreComparison
 from sweeps.spec.revisions import read_revisions, read_spec
-from sweeps.tracker import tracker_at
+from sweeps.stores import (
+    OutsideRoot,
+    addresses_outside,
+    check_no_copy,
+    links_outside,
+    tracker_at,
+)
 from sweeps.view.sweep_status import SweepStatus, UnknownSweep
 from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME as OUTBOX_FILE

@@ -15,8 +15,8 @@ from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.spec.logged_params import flatten
 from sweeps.spec.searched_workers import WORKERS
+from sweeps.spec.trial_run import flatten
 from sweeps.view.sweep_status import SweepStatus
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.store.metrics_file import read_rows

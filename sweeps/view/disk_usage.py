@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
-from sweeps.store_access import check_store
+from sweeps.stores import check_store
 from sweeps.view.sweep_status import UnknownSweep
 
 KINDS = ("checkpoints", "logs", "ledger", "outbox", "report", "other")

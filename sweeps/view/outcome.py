@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sweeps.ledger.failure_kinds import kind_of
+from sweeps.ledger.reasons import kind_of
 from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable, remedy
 from sweeps.reconcile.stop_criteria import StopCriterionMet
-from sweeps.spec.provenance_check import FIXED
+from sweeps.spec.resume_checks import FIXED
 from sweeps.spec.spec import SweepSpec
 from tracking.notification_queue import Undelivered
 from trainable.errors import ConfigError

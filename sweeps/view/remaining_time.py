@@ -14,7 +14,7 @@ from sweeps.ledger.trials import of_search
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.halving import SuccessiveHalving
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.stopping.rule import make_pausing_rule
 from sweeps.view.sweep_status import SweepStatus
 from tracking.outbox_status import backlog
 

@@ -14,14 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import (
-    best_generation,
-    lost_weights,
-    saved_generation,
-    trial_files,
-    trial_store,
-)
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
@@ -36,7 +29,14 @@ from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
-from sweeps.stopping.pausing_rules import make_pausing_rule
+from sweeps.stopping.rule import make_pausing_rule
+from sweeps.stores import (
+    best_generation,
+    lost_weights,
+    saved_generation,
+    trial_files,
+    trial_store,
+)
 from sweeps.sweep_lock import describe_foreign_lock, is_held, read_holder
 from sweeps.view.outcome import (
     SweepFailure,
@@ -209,7 +209,7 @@ class SweepStatus:
         return Undelivered(count, None) if count and self.spec.notify.webhook else None
 
     def lost_weights(self, *records: TrialSummary) -> str | None:
-        """Return why none of these trials has weights: see `checkpoint_locations`."""
+        """Return why none of these trials has weights: see `stores`."""
         return lost_weights(self.paths, self.spec, [*map(self.weights_of, records)])
 
     def trial_state(self, record: TrialSummary) -> str:

@@ -39,8 +39,8 @@ from sweeps.run.driver import make_signal_handler
 from sweeps.run.session import open_sweep
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
-from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.provenance_check import Origin
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import TIME, make_scheduler
 from sweeps.sweep_lock import SweepLock
@@ -167,10 +167,8 @@ class Ours:
             self._ledger,
             spec,
             paths,
-            fence=lambda: None,
-            refuse=lambda *_: None,
-            concurrency=spec.concurrency,
-            threads=1,
+            DriverCallbacks(fence=lambda: None, refuse=lambda *_: None),
+            Capacity(spec.concurrency, 1),
         )
 
     def trial(self, config: dict[str, Any]) -> tuple[int, Params]:

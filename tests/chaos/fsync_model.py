@@ -130,7 +130,7 @@ def creation(directory: Path, acknowledge: Acknowledge) -> None:
     """Create a sweep: take its lock, make its ledger, commit by its spec."""
     from sweeps.paths import SweepPaths
     from sweeps.run.session import open_ledger
-    from sweeps.spec.provenance_check import Origin
+    from sweeps.spec.resume_checks import Origin
     from sweeps.spec.spec import parse_spec
     from sweeps.sweep_lock import SweepLock
 
@@ -155,7 +155,7 @@ _IMPORTS = {
     "curve": ["trainable.store.metrics_file"],
     "ledger": ["sweeps.ledger.ledger", "tests.chaos.spaces"],
     "outbox": ["tracking.outbox", "trainable.store.metrics_file"],
-    "creation": ["sweeps.run.session", "sweeps.spec.provenance_check", "sweeps.spec.spec"],
+    "creation": ["sweeps.run.session", "sweeps.spec.resume_checks", "sweeps.spec.spec"],
 }
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sweeps.checkpoint_locations import trial_store
 from sweeps.ledger.reader import LedgerReader
 from sweeps.spec.revisions import read_spec
+from sweeps.stores import trial_store
 from tests.chaos.killed_runs import curve
 from tests.chaos.probe_task import KINDS
 from tests.chaos.sandbox import Sandbox

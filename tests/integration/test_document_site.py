@@ -84,7 +84,7 @@ def test_broken_link_fails(project: Path, link: str) -> None:
 @pytest.mark.parametrize(
     ("file", "docstring"),
     [
-        ("sweeps/exit_codes.py", "Another process holds the sweep's lock or its ledger."),
+        ("sweeps/errors.py", "Another process holds the sweep's lock or its ledger."),
         (
             "sweeps/spec/sections.py",
             "Only a change by more than this counts as an improvement.",

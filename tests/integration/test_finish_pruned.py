@@ -10,11 +10,11 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from sweeps.checkpoint_locations import trial_store
 from sweeps.ledger.attributes import ROLE
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import read_spec
+from sweeps.stores import trial_store
 from tests.chaos.killed_runs import curve
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled

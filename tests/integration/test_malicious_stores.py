@@ -187,7 +187,7 @@ def test_no_token_is_sent_over_http_to_a_named_server(
 def test_planted_object_store_is_not_contacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sweeps.checkpoint_locations import probe_store, trial_files
+    from sweeps.stores import probe_store, trial_files
     from tracking.trusted_stores import StoreUntrusted
 
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)

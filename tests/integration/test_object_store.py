@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from sweeps.artifacts import export
-from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import messages
 from sweeps.cli.app import app
 from sweeps.engine.node_checks import _make_check, fault_of
@@ -34,6 +33,7 @@ from sweeps.run.finalize import finalize_attempt
 from sweeps.run.session import SweepSession
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
+from sweeps.stores import best_generation, trial_files
 from tests.integration.commandline import TINY
 from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment

@@ -17,7 +17,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.search import pbt_exploit
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.chaos.killed_runs import differences, without_measured
 from trainable.build import open_trainer
@@ -66,11 +66,12 @@ class Driver:
             self.ledger,
             spec,
             paths,
-            fence=lambda: None,
-            refuse=lambda *_: None,
-            concurrency=1,
-            threads=1,
-            warn=lambda number, sentence: self.warned.append((number, sentence)),
+            DriverCallbacks(
+                fence=lambda: None,
+                refuse=lambda *_: None,
+                warn=lambda number, sentence: self.warned.append((number, sentence)),
+            ),
+            Capacity(1, 1),
         )
 
     def run(self) -> Driver:

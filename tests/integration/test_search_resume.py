@@ -19,9 +19,9 @@ from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply
-from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.front_stopper import FrontStopper
+from sweeps.stopping.asha import FrontStopper
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
@@ -102,10 +102,8 @@ class Driver:
             self.ledger,
             spec,
             paths,
-            fence=lambda: None,
-            refuse=lambda *_: None,
-            concurrency=1,
-            threads=1,
+            DriverCallbacks(fence=lambda: None, refuse=lambda *_: None),
+            Capacity(1, 1),
         )
 
     def run(self) -> None:

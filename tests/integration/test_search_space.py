@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli.app import app
 from sweeps.errors import SpecError
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.report.report import write_report
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester

@@ -14,11 +14,10 @@ from optuna.trial import TrialState
 
 from sweeps.errors import SearchChanged
 from sweeps.ledger.attributes import PbtPerturbation
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.run.session import open_ledger
@@ -26,8 +25,7 @@ from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
-from sweeps.spec.provenance_check import Origin
-from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.resume_checks import Origin, check_search_changes
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec
 from tests.integration.serial_search import end, loss, search, spec_of

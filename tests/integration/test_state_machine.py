@@ -45,7 +45,7 @@ from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply
 from sweeps.recording.tags import run_status
 from sweeps.run.tune_callbacks import TuneEventHandler
-from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.unit.tracking.disk_server import DiskServer
@@ -281,11 +281,12 @@ class Driver:
             self.ledger,
             spec,
             paths,
-            fence=lambda: None,
-            refuse=lambda *told: self._book.refuse(*told),
-            flush=lambda: self._book.flush(),
-            concurrency=2,
-            threads=1,
+            DriverCallbacks(
+                fence=lambda: None,
+                refuse=lambda *told: self._book.refuse(*told),
+                flush=lambda: self._book.flush(),
+            ),
+            Capacity(2, 1),
         )
         view: Any = SimpleNamespace(
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None

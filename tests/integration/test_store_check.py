@@ -20,7 +20,7 @@ from sweeps.run import ui
 from sweeps.run.doctor import check_stores
 from sweeps.run.session import open_sweep
 from sweeps.run.sync import deliver
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox

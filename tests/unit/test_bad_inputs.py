@@ -22,7 +22,7 @@ from sweeps.cli.app import app
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.errors import OriginChanged, SpecError
-from sweeps.spec.provenance_check import Origin, check_origin
+from sweeps.spec.resume_checks import Origin, check_origin
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec, parse_with_positions
 from sweeps.sweep_lock import SweepLock

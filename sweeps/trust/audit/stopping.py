@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sweeps.statistics.proportions import wilson_interval
-from sweeps.statistics.rank_correlation import FEWEST, RankCorrelation, kendall
+from sweeps.statistics.proportions import FEWEST, RankCorrelation, kendall, wilson_interval
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial
 

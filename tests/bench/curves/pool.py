@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Suggestion
 from sweeps.ledger.trials import Ending
 from sweeps.search.suggest import Suggester
 from sweeps.spec.spec import SweepSpec

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Suggestion
 from sweeps.ledger.trials import Ending
 from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.pool import PooledOurs

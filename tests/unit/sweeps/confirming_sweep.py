@@ -11,7 +11,7 @@ from sweeps.reconcile.confirmation import Confirmation, ConfirmOptions, follow
 from sweeps.reconcile.extra_training import ExtraTraining
 from sweeps.run.confirming import ConfirmingTrials
 from sweeps.run.session import open_ledger
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 Value = Callable[[int, int], float | None]

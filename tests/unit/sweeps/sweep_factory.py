@@ -10,9 +10,8 @@ from typing import Any
 
 from optuna.samplers import RandomSampler
 
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.over_seeds import repeats_of
-from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import Ending
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import write_spec

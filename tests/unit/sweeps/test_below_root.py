@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.below_root import OutsideRoot, check_below_root, check_no_copy, place_of
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
+from sweeps.stores import OutsideRoot, check_below_root, check_no_copy, place_of
 from sweeps.trust.verification import verify
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.checkpoint_locations import (
+from sweeps.paths import SweepPaths
+from sweeps.run.sync import deliver
+from sweeps.spec.spec import parse_spec
+from sweeps.stores import (
     StorageMoved,
     address_of,
     check_kept,
     probe_store,
     trial_files,
 )
-from sweeps.paths import SweepPaths
-from sweeps.run.sync import deliver
-from sweeps.spec.spec import parse_spec
 from sweeps.view.sweep_status import SweepStatus
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides

@@ -11,13 +11,12 @@ from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import next_seed, origins
 from sweeps.reconcile.retrying import RetryRequest, trials_to_retry
-from sweeps.search.shown_trials import ShownTrials
-from sweeps.search.trial_evidence import values_at
+from sweeps.search.shown_trials import ShownTrials, values_at
 from sweeps.spec.spec import parse_spec
 from sweeps.stopping.asha import Asha
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
-from sweeps.stopping.simulation import SimulatedSweep, simulate
+from sweeps.stopping.simulation import SimulatedSweep, SweepShape, simulate
 from sweeps.trust.audit.read import audit_data
 from sweeps.trust.verification import verify
 from sweeps.view.sweep_progress import SweepProgress
@@ -164,7 +163,7 @@ def test_verification_compares_a_seed_with_its_own_value(tmp_path: Path) -> None
 
 def test_simulation_trains_further_seeds_and_exempt_trials() -> None:
     def plan(**more: Any) -> SimulatedSweep:
-        return simulate(Asha(), epochs=9, trials=27, at_once=2, **more)
+        return simulate(Asha(), SweepShape(epochs=9, trials=27, at_once=2, **more))
 
     one, three, all_exempt = plan(), plan(seeds=3), plan(exempt=1.0)
     assert three.epochs == pytest.approx(one.epochs + 2 * 9 * one.complete, rel=0.2)

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec, trial_yaml
 from trainable.build import open_trainer

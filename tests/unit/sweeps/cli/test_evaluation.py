@@ -16,8 +16,7 @@ from sweeps.api.sweep import Sweep
 from sweeps.artifacts.export import export_best
 from sweeps.cli.app import app
 from sweeps.errors import SpecError
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.reconcile import MissingMetrics
 from sweeps.reconcile.repairs import apply

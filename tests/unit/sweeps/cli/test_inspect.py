@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sweeps.cli.app import app
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.cli.render import _running, watch
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Suggestion
 from sweeps.view.remaining_time import DeliveryEstimate
 from sweeps.view.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep

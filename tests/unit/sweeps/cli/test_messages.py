@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from sweeps.cli import messages
-from sweeps.exit_codes import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.failure_policy import Failure, RepeatedFailure

@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
 from sweeps.ledger.attributes import PbtPerturbation
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.spec import trial_yaml

@@ -11,8 +11,7 @@ from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
 from sweeps.ledger.attributes import PbtPerturbation
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.trust.reproduced import Difference, first_difference
 from sweeps.view.sweep_status import SweepStatus

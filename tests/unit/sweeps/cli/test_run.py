@@ -18,8 +18,7 @@ from sweeps.cli.process_end import OutputClosed
 from sweeps.cli.run_console import report_error
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine
-from sweeps.errors import LedgerBusy, LedgerError, LockLost
-from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
+from sweeps.errors import HELD, NO_SUCCESS, WRONG_INPUT, LedgerBusy, LedgerError, LockLost
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import lock_lost

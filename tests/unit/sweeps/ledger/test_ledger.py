@@ -19,8 +19,7 @@ from optuna.samplers import RandomSampler
 
 from sweeps.errors import LedgerBusy, LedgerError
 from sweeps.ledger.attributes import SIGNALS, PbtPerturbation, is_of_search
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.ledger_report import LedgerReport
+from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile

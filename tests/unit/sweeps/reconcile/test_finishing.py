@@ -27,10 +27,10 @@ from sweeps.reconcile.finishing import (
 from sweeps.reconcile.reconcile import MissingReport, MissingRun, reconcile
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.run.session import open_ledger
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import read_spec, write_spec
 from sweeps.spec.spec import trial_yaml
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit

@@ -18,8 +18,7 @@ from optuna.samplers import RandomSampler
 
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import EXEMPT, PbtPerturbation
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.ledger_report import LedgerReport
+from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state

@@ -14,7 +14,7 @@ import pytest
 
 from sweeps.errors import OriginChanged, UserError
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile import retrying
 from sweeps.reconcile.collect_state import read_sweep_state
@@ -25,7 +25,7 @@ from sweeps.reconcile.retrying import RetryRequest, complete_retries, trials_to_
 from sweeps.recording.tags import end_tags
 from sweeps.run import session
 from sweeps.run.session import open_ledger
-from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.view.outcome import num_retryable

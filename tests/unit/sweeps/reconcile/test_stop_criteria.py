@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import Ledger, StudyTrials, Suggestion
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
-from sweeps.ledger.study_trials import StudyTrials
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.reconcile import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.reconcile import SweepState, TrialState, UnrecordedEnd, reconcile
 from sweeps.run.tune_callbacks import TuneEventHandler
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -11,8 +11,7 @@ from sweeps.engine.resources import Machine, plan
 from sweeps.errors import OriginChanged, SearchChanged
 from sweeps.run.driver import run_sweep
 from sweeps.run.session import SweepSession, open_ledger
-from sweeps.spec.provenance_check import Origin
-from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.resume_checks import Origin, check_search_changes
 from sweeps.spec.spec import SweepSpec
 from tests.fake_checkpoints import commit
 from tests.message_parts import assert_parts

@@ -16,7 +16,7 @@ import pytest
 from ray.tune.experiment import Trial
 
 from sweeps.errors import LockLost, SpecError
-from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.run.start_watch import NoWorkerStarts, StartWatch
@@ -411,7 +411,7 @@ def test_error_in_the_trial_process_fails_that_trial(
         def refuse(path: Path) -> None:
             raise OSError(errno.EIO, "refused", str(path))
 
-        monkeypatch.setattr("sweeps.checkpoint_locations.probe_directory", refuse)
+        monkeypatch.setattr("sweeps.stores.probe_directory", refuse)
         sweep.paths.trial(trial_number).mkdir(parents=True, exist_ok=True)
     view: Any = SimpleNamespace(ended=lambda *_: None)
     keeper = TuneEventHandler(

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.spec.spec import SweepSpec
 
 SPEC = """
@@ -43,10 +43,8 @@ class Driver:
             self.ledger,
             spec,
             SweepPaths(path.parent, "quad"),
-            fence=fence,
-            refuse=lambda *_: None,
-            concurrency=1,
-            threads=1,
+            DriverCallbacks(fence=fence, refuse=lambda *_: None),
+            Capacity(1, 1),
         )
 
     def ask(self, trial_id: str) -> Any:

@@ -10,7 +10,7 @@ from optuna.samplers import CmaEsSampler, GPSampler, NSGAIISampler, RandomSample
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.ledger.failure_kinds import may_be_of_parameters
+from sweeps.ledger.reasons import may_be_of_parameters
 from sweeps.search.shown_trials import failures_as_worst
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.sweeps.search.trial_history import search

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.suggestion import Suggestion
 from sweeps.search.dry_run import dry_run
 from sweeps.search.shown_trials import OneRung
 from sweeps.search.suggest import Suggester

@@ -13,14 +13,14 @@ from ray.tune.search import Searcher
 from sweeps.ledger.attributes import PROMOTED
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import UnrecordedEnd, reconcile
 from sweeps.reconcile.repairs import apply
 from sweeps.recording.tags import lineage_tags
 from sweeps.run.tune_callbacks import TuneEventHandler
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
@@ -53,11 +53,12 @@ class Driver:
             self.ledger,
             spec,
             paths,
-            fence=lambda: None,
-            refuse=lambda *told: self.book.refuse(*told),
-            flush=lambda: self.book.flush(),
-            concurrency=1,
-            threads=1,
+            DriverCallbacks(
+                fence=lambda: None,
+                refuse=lambda *told: self.book.refuse(*told),
+                flush=lambda: self.book.flush(),
+            ),
+            Capacity(1, 1),
         )
         self.seen: list[tuple[str, int]] = []
         view: Any = SimpleNamespace(

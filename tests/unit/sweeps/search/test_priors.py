@@ -17,15 +17,14 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.ledger.attributes import PRIORS
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import dry_run
 from sweeps.search.prior_trials import Comparison, PriorTrials, draw
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.spec.priors import Prior
 from sweeps.spec.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
@@ -425,11 +424,8 @@ def test_priors_wait_for_reports_that_are_still_written(tmp_path: Path, sampler:
             ledger,
             spec,
             SweepPaths(tmp_path, "priors"),
-            fence=lambda: None,
-            refuse=lambda *_: None,
-            concurrency=50,
-            threads=1,
-            flush=flush,
+            DriverCallbacks(fence=lambda: None, refuse=lambda *_: None, flush=flush),
+            Capacity(50, 1),
         )
         for turn in range(30):
             config = searcher.suggest(f"t{turn}")

@@ -12,7 +12,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.trial_run import TrialSeed
@@ -51,10 +51,8 @@ class Driver:
             self.ledger,
             spec,
             SweepPaths(path.parent, "quad"),
-            fence=lambda: None,
-            refuse=lambda *_: None,
-            concurrency=concurrency,
-            threads=1,
+            DriverCallbacks(fence=lambda: None, refuse=lambda *_: None),
+            Capacity(concurrency, 1),
         )
         self.turn = 0
 

@@ -13,10 +13,9 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.ledger.attributes import EXEMPT
-from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.over_seeds import repeats_of
-from sweeps.ledger.stop_reasons import BY_THE_USER
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.search.prior_trials import Comparison
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.spec.spec import SweepSpec, parse_spec

@@ -17,12 +17,11 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialRecord
 from sweeps.run.tune_callbacks import TuneEventHandler
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.exemption import is_exempt
-from sweeps.stopping.schedulers import make_scheduler
+from sweeps.stopping.schedulers import is_exempt, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -336,11 +335,8 @@ def test_invalid_configuration_fails_its_trial(tmp_path: Path) -> None:
         made.ledger,
         made.spec,
         made.paths,
-        fence=lambda: None,
-        refuse=book.refuse,
-        flush=book.flush,
-        concurrency=9,
-        threads=1,
+        DriverCallbacks(fence=lambda: None, refuse=book.refuse, flush=book.flush),
+        Capacity(9, 1),
     )
     fit = []
     while isinstance(config := searcher.suggest(f"t{len(fit)}"), dict):

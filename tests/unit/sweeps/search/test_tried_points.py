@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from sweeps.ledger.ledger import Ledger
-from sweeps.search.suggest import Suggester
-from sweeps.search.tried_points import TriedPoints
+from sweeps.search.suggest import Suggester, TriedPoints
 from sweeps.spec.search_space import SearchSpace
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.spec import SweepSpec, parse_spec

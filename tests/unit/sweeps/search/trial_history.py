@@ -8,7 +8,7 @@ from typing import Any
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.ledger import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.suggest import Suggester

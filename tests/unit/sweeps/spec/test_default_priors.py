@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from sweeps.spec.default_priors import optimizer_defaults
+from sweeps.spec.applied_priors import optimizer_defaults
 from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig
 from trainable.optim import class_of
 

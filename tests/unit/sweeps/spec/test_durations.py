@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sweeps.errors import WrongDuration
-from sweeps.spec.durations import parse_duration
+from sweeps.formatting import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec.edited_text import with_values
+from sweeps.spec.yaml_reader import with_values
 
 TEXT = """\
 # which rate?

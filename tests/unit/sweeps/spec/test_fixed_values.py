@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.spec.fixed_values import fixed_values, searchable_fields
 from sweeps.spec.own_values import resolve_search
+from sweeps.spec.search_space import fixed_values, searchable_fields
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.yaml_scalars import write_flow

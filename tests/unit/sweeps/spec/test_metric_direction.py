@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec.metric_direction import direction_warnings
 from sweeps.spec.spec import parse_spec
 from tests.golden.messages import compare_messages
 
 
 def _warnings(metric: str, mode: str) -> list[str]:
     text = f"name: s\ntask: digits\nmetric: {metric}\nmode: {mode}\ntrials: 2\n"
-    return direction_warnings(parse_spec(text, "s.yaml"))
+    return parse_spec(text, "s.yaml").direction_warnings()
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps import store_access
+from sweeps import stores
 from sweeps.cli.app import app
 from sweeps.errors import SpecError
 from sweeps.spec.revisions import read_spec, write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.store_access import withheld_variables
-from sweeps.webhook import deliver_waiting
+from sweeps.stores import deliver_waiting, withheld_variables
 from tests.golden.messages import compare_messages
 from tests.time_limits import scaled
 from tests.unit.sweeps.spec_errors import HEAD, refusal
@@ -145,7 +144,7 @@ def test_sync_posts_for_no_other_user(tmp_path: Path, monkeypatch: pytest.Monkey
     queue.close()
     with webhook_server() as webhook:
         monkeypatch.setenv(NAME, webhook.url)
-        monkeypatch.setattr(store_access, "is_ours", lambda _: False)
+        monkeypatch.setattr(stores, "is_ours", lambda _: False)
         with pytest.raises(StoreUntrusted):
             deliver_waiting(made.paths, made.spec, seconds=1.0)
         assert webhook.received == []

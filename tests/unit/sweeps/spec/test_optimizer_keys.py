@@ -6,8 +6,8 @@ import pytest
 
 from sweeps.engine.task_check import TaskRefused, check_names, optimizer_variants
 from sweeps.errors import SpecError
-from sweeps.spec.logged_params import run_start
 from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.trial_run import run_start
 from tests.unit.sweeps.spec_errors import HEAD
 
 OWN = (

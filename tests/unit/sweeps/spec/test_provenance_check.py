@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.errors import OriginChanged
 from sweeps.ledger.ledger import Ledger
-from sweeps.spec.provenance_check import Origin, check_origin, workers_tag
+from sweeps.spec.resume_checks import Origin, check_origin, workers_tag
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.specs import with_overrides
 

@@ -9,8 +9,8 @@ import optuna
 import pytest
 
 from sweeps.errors import SearchChanged
-from sweeps.spec.range_checks import range_faults
 from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.search_checks import range_faults
 from sweeps.spec.sections import SearchConfig
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.spec import SweepSpec, parse_spec

@@ -11,7 +11,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.run.session import open_ledger
 from sweeps.spec.own_values import resolve_search
-from sweeps.spec.provenance_check import Origin, workers_tag
+from sweeps.spec.resume_checks import Origin, workers_tag
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.view.compare import differences

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail, wilson_interval
-from sweeps.statistics.rank_correlation import kendall
+from sweeps.statistics.proportions import (
+    binomial_tail,
+    hypergeometric_tail,
+    kendall,
+    wilson_interval,
+)
 from sweeps.statistics.variance_shares import chi_squared_tail, variance_shares
 
 

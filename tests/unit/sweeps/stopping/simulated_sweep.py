@@ -13,7 +13,7 @@ from sweeps.search.searcher import replayed_scheduler
 from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import parse_spec
 from sweeps.stopping.metric_values import Value, all_values
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import WouldStop, make_verdict_fn
 
 EPOCHS = 9

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.statistics.fronts import Fronts
-from sweeps.stopping.dominance import own_volumes, places
+from sweeps.stopping.metric_values import own_volumes, places
 
 
 def _hypervolume(points: list[tuple[float, ...]], end: float) -> float:

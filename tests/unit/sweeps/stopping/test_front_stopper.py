@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import parse_spec
-from sweeps.stopping.asha import HalvingStopper
-from sweeps.stopping.front_stopper import FrontStopper
+from sweeps.stopping.asha import FrontStopper, HalvingStopper
 from sweeps.stopping.halving import SuccessiveHalving, goes_on_among_equals
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.unit.sweeps.stopping.simulated_sweep import EPOCHS, SimulatedSweep
 

@@ -18,7 +18,7 @@ from sweeps.stopping.halving import (
     promotable,
     rungs,
 )
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 
 EPOCHS = 10
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, math.nan, math.inf])

@@ -71,7 +71,7 @@ for wrong in ("{scheduler: stagnation, stagnation: 0}", "{scheduler: stagnation,
         print(error)
 assert not {"ray", "optuna"} & sys.modules.keys(), "a spec is read without them"
 
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import make_verdict_fn
 reports = {0: {1: 0.5, 2: 0.4, 3: 0.3}, 1: {1: 0.5, 2: 0.6, 3: 0.7}}
 print(sorted(make_verdict_fn(spec)(Standing(reports, {0, 1}, set()))))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.stopping.pausing_rules import Standing
 from sweeps.stopping.pbt import PopulationBasedTraining
+from sweeps.stopping.rule import Standing
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 3))

@@ -18,7 +18,7 @@ from sweeps.stopping import halving
 from sweeps.stopping.asha import HalvingStopper
 from sweeps.stopping.halving import bracket_graces, bracket_of
 from sweeps.stopping.median import Medians
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import (
     StopperScheduler,
     WouldStop,

@@ -9,7 +9,7 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from sweeps.stopping.seed_means import over_seeds
 

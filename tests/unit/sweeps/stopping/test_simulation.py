@@ -10,7 +10,7 @@ import pytest
 from sweeps.spec.sections import early_stopping_section
 from sweeps.stopping.registry import RULES
 from sweeps.stopping.rule import StoppingRule
-from sweeps.stopping.simulation import SimulatedSweep, simulate
+from sweeps.stopping.simulation import SimulatedSweep, SweepShape, simulate
 from tests.time_limits import scaled
 
 
@@ -23,7 +23,7 @@ def _rule(scheduler: str, **parameters: Any) -> StoppingRule:
 def _simulated(scheduler: str, epochs: int = 9, trials: int = 27, **more: Any) -> SimulatedSweep:
     options = {key: more.pop(key) for key in ("at_once", "start", "patience") if key in more}
     rule = _rule(scheduler, **more)
-    return simulate(rule, epochs=epochs, trials=trials, **({"at_once": 1} | options))
+    return simulate(rule, SweepShape(epochs=epochs, trials=trials, **({"at_once": 1} | options)))
 
 
 @pytest.mark.parametrize("scheduler", ["none", "pbt", "pb2"])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from sweeps.spec.space import Distribution, Uniform
-from sweeps.statistics.rank_correlation import kendall
+from sweeps.statistics.proportions import kendall
 from sweeps.trust.audit.bounds import _at_ends
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, Clipping, top_fifth

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sweeps.spec.space import Choice, Uniform
-from sweeps.statistics.rank_correlation import RankCorrelation
+from sweeps.statistics.proportions import RankCorrelation
 from sweeps.statistics.variance_shares import Share, VarianceShares
 from sweeps.trust.audit import bounds, effects, stopping
 from sweeps.trust.audit.card import Card

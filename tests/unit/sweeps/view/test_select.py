@@ -12,7 +12,6 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from sweeps.artifacts.export import _standing
-from sweeps.checkpoint_locations import best_generation
 from sweeps.cli.run_console import ProgressTable
 from sweeps.errors import SearchChanged
 from sweeps.ledger.ledger import Ledger
@@ -24,6 +23,7 @@ from sweeps.recording.tags import best_tags, end_tags, front_tags, leaders_view
 from sweeps.search.shown_trials import OneRung
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import parse_spec
+from sweeps.stores import best_generation
 from sweeps.view.compare import Incomparable, compare
 from sweeps.view.observer import TrialProgress
 from sweeps.view.sweep_progress import SweepProgress, best_name, best_of
