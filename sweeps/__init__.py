@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from sweeps.errors import UserError as UserError
     from sweeps.report.report_data import NotEnough as NotEnough
     from sweeps.view.compare import Incomparable as Incomparable
-    from sweeps.view.sweep_status import NoBest as NoBest
-    from sweeps.view.sweep_status import NoChoice as NoChoice
-    from sweeps.view.sweep_status import UnknownSweep as UnknownSweep
-    from sweeps.view.sweep_status import UnknownTrial as UnknownTrial
+    from sweeps.view.sweep_view import NoBest as NoBest
+    from sweeps.view.sweep_view import NoChoice as NoChoice
+    from sweeps.view.sweep_view import UnknownSweep as UnknownSweep
+    from sweeps.view.sweep_view import UnknownTrial as UnknownTrial
 
 _MODULES = {
     "Comparison": "api.comparison",
     "Figures": "api.sweep",
     "Incomparable": "view.compare",
-    "NoBest": "view.sweep_status",
-    "NoChoice": "view.sweep_status",
+    "NoBest": "view.sweep_view",
+    "NoChoice": "view.sweep_view",
     "NotEnough": "report.report_data",
     "SpecError": "errors",
     "Sweep": "api.sweep",
     "SweepCommandError": "api.command",
     "Trial": "api.trial",
-    "UnknownSweep": "view.sweep_status",
-    "UnknownTrial": "view.sweep_status",
+    "UnknownSweep": "view.sweep_view",
+    "UnknownTrial": "view.sweep_view",
     "UserError": "errors",
     "compare": "api.comparison",
 }

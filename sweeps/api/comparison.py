@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.view.compare import compare as compare_views
 from sweeps.view.frames import leaders_frame
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +55,6 @@ def compare(*sweeps: Sweep, top: int = 5) -> Comparison:
     """
     if not sweeps or top < 1:
         raise ValueError("compare() needs at least one sweep, and a `top` of at least 1")
-    views = {sweep.paths.directory: SweepStatus(sweep.paths) for sweep in sweeps}
+    views = {sweep.paths.directory: SweepView(sweep.paths) for sweep in sweeps}
     found = compare_views(list(views.values()), top=top)
     return Comparison(leaders_frame(found), found["same"])

@@ -28,7 +28,7 @@ from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirmation import confirmed_trial, find_confirmation
 from sweeps.view.frames import curves_frame, trials_frame
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 if TYPE_CHECKING:
     import optuna
@@ -120,7 +120,7 @@ class Sweep:
         Raises:
             UnknownSweep: There is no such sweep below the root.
         """
-        view = SweepStatus.open(name, root)
+        view = SweepView.open(name, root)
         sweep = cls.__new__(cls)
         sweep._begin(view.paths.root, view.spec)
         return sweep
@@ -321,7 +321,7 @@ class Sweep:
     def _continue(self, command: str, overrides: Mapping[str, Any] | None, *words: str) -> Sweep:
         changed = (f"-s{setting}" for setting in override_texts(overrides))
         self._drive(command, self.name, *changed, *words, *self._root())
-        self._spec = SweepStatus(self.paths).spec
+        self._spec = SweepView(self.paths).spec
         return self
 
     def _drive(self, *arguments: str, note: str = "") -> None:
@@ -334,8 +334,8 @@ class Sweep:
     def _written(self) -> AbstractContextManager[list[str]]:
         return written_file(self.name, self._file, self._overrides, self._text)
 
-    def _view(self) -> SweepStatus:
-        return SweepStatus(self.paths)
+    def _view(self) -> SweepView:
+        return SweepView(self.paths)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -604,7 +604,7 @@ def progress_bar(
 
         def update() -> None:
             try:
-                found = SweepStatus(paths).status()
+                found = SweepView(paths).status()
             except (ValueError, LedgerError, RevisionError, SpecError, OSError):
                 return  # it has not begun, or is just being written
             bar.total = found["num_trials"]

@@ -98,7 +98,7 @@ def confirm(
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.spec.durations import parse_duration
         from sweeps.trust.confirmation import find_confirmation
-        from sweeps.view.sweep_status import SweepStatus
+        from sweeps.view.sweep_view import SweepView
 
         view = view_of(name, root)
         grace_seconds = parse_duration(grace, "--grace")
@@ -125,7 +125,7 @@ def confirm(
         )
         if code:
             raise typer.Exit(code)
-        found = find_confirmation(SweepStatus(view.paths))
+        found = find_confirmation(SweepView(view.paths))
         assert found is not None
         show_found(found.as_dict(), as_json, lambda: shown(found, view.paths))
         if found.first is None:

@@ -28,7 +28,7 @@ from trainable.task_import import restart_in_hash_order
 if TYPE_CHECKING:
     from sweeps.spec.document import Document
     from sweeps.spec.spec import SweepSpec
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -174,12 +174,12 @@ def _hide_types(params: list[Any]) -> list[Any]:
     return params
 
 
-def view_of(name: str, root: Path | None) -> SweepStatus:
+def view_of(name: str, root: Path | None) -> SweepView:
     """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
     from sweeps.cli import messages
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
-    view = SweepStatus.open(name, root)
+    view = SweepView.open(name, root)
     for warning in view.warnings:
         messages.sentence(err, warning, style="yellow")
     return view

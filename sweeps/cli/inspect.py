@@ -181,7 +181,7 @@ def best(
     from sweeps.errors import NoVersion
     from sweeps.run.code_directory import enter_code_directory
     from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
-    from sweeps.view.sweep_status import NoBest
+    from sweeps.view.sweep_view import NoBest
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)

@@ -1,7 +1,7 @@
 """Messages of the commands that change a sweep: before the start, at the end, the next command.
 
 The last line of an abnormal end is the command that continues. What must not live here: tables
-(`render`), and deciding how a sweep ended (`sweep_status`).
+(`render`), and deciding how a sweep ended (`sweep_view`).
 """
 
 from __future__ import annotations

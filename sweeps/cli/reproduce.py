@@ -66,7 +66,7 @@ def reproduce(
 
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.trust.reproduction import reproduce as train_and_compare
-        from sweeps.view.sweep_status import NoBest
+        from sweeps.view.sweep_view import NoBest
 
         view = view_of(name, root)
         if directory is not None:

@@ -32,7 +32,7 @@ from sweeps.formatting import format_best, format_time, joined
 
 if TYPE_CHECKING:
     from sweeps.trust.evaluation import TrialTest
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
 
 @imports_task
@@ -56,7 +56,7 @@ def evaluate(
     """Evaluate the best trial on test data that no trial has used, and record the values."""
     with err.status("reading the sweep"), input_errors():
         from sweeps.trust.evaluation import evaluate_trial
-        from sweeps.view.sweep_status import NoBest
+        from sweeps.view.sweep_view import NoBest
 
         view = view_of(name, root)
     with input_errors(), err.status("testing") as spinner:
@@ -76,7 +76,7 @@ def evaluate(
         messages.sentence(err, caution, style="yellow")
 
 
-def _shown(done: TrialTest, view: SweepStatus) -> RenderableType:
+def _shown(done: TrialTest, view: SweepView) -> RenderableType:
     """Return the lines of `sweep test`."""
     newest, spec, record = done.results[-1], view.spec, done.record
     word = spec.budget.report_word

@@ -37,7 +37,7 @@ from sweeps.report.report_page import PageSection, escape, page, table
 from sweeps.trust.findings import find
 from sweeps.trust.tested_trials import tested_trials
 from sweeps.view.compare import compare
-from sweeps.view.sweep_status import STATES
+from sweeps.view.sweep_view import STATES
 from sweeps.view.usage import usage
 from trainable.errors import StorageError
 from trainable.exit_reason import exit_with

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from sweeps.report.report_page import PageSection, escape, table
 from sweeps.trust.audit.read import audit_sweep
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 
-def audit_section(view: SweepStatus) -> PageSection:
+def audit_section(view: SweepView) -> PageSection:
     """Return the cards as a table, and the commands of those that warn."""
     found = audit_sweep(view)
     rows = [

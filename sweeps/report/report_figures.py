@@ -39,7 +39,7 @@ from sweeps.report.report_value_figures import (
 )
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.compare import clip_fraction
-from sweeps.view.sweep_status import STATES
+from sweeps.view.sweep_view import STATES
 from trainable.metrics_file import read_rows
 
 _MAX_NORM = "train.clip.max_norm"

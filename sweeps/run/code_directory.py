@@ -17,11 +17,11 @@ from sweeps.below_root import place_of
 from sweeps.errors import UserError
 from sweeps.paths import leave_directory
 from sweeps.store_access import check_owner
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.storage.private_directories import NotPrivate, private_directory
 
 
-def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
+def enter_code_directory(view: SweepView, say: Callable[[str], object] = lambda _: None) -> Path:
     """Change to the directory of a sweep's code, if the present one does not have it.
 
     Each command that runs the code of a sweep calls this first.
@@ -45,7 +45,7 @@ def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambd
     return here
 
 
-def _check_recorded(view: SweepStatus, directory: Path) -> None:
+def _check_recorded(view: SweepView, directory: Path) -> None:
     """Check that this user's own driver recorded a directory, to which only the user can write."""
     paths, run_from = view.paths, view.ledger.run_from
     now = place_of(paths)

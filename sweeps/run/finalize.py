@@ -42,7 +42,7 @@ from sweeps.view.outcome import (
     num_retryable,
 )
 from sweeps.view.remaining_time import MAX_DELIVERY_SECONDS
-from sweeps.view.sweep_status import NoBest
+from sweeps.view.sweep_view import NoBest
 from tracking.notification_queue import Undelivered
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError

@@ -52,7 +52,7 @@ from sweeps.tracker import check_address, find_tracker
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.remaining_time import DeliveryEstimate
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
@@ -136,7 +136,7 @@ def start(
 
 
 def resume(
-    view: SweepStatus,
+    view: SweepView,
     settings: Sequence[str],
     display: RunDisplay,
     *,
@@ -173,7 +173,7 @@ def resume(
 
 
 def read_again(
-    view: SweepStatus,
+    view: SweepView,
     settings: Sequence[str] = (),
     say: Callable[[str], object] = lambda _: None,
 ) -> tuple[SweepSpec, Document]:

@@ -44,7 +44,7 @@ from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
-from sweeps.view.sweep_status import NoBest, SweepStatus
+from sweeps.view.sweep_view import NoBest, SweepView
 from sweeps.webhook import deliver_waiting
 from tracking.notification_queue import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
@@ -86,7 +86,7 @@ class SyncResult(NamedTuple):
         }
 
 
-def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
+def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
     """Deliver queued records, those of a killed driver, lost runs, figures and the report."""
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
@@ -173,7 +173,7 @@ class Drawing(NamedTuple):
     """Why the report could not be drawn."""
 
 
-def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
+def draw_missing(view: SweepView, scratch: Path) -> Drawing:
     """Draw missing figures of the trials that have ended, and the report of a concluded sweep.
 
     Needs no lock, because trials that have ended do not change.

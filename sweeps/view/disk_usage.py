@@ -16,7 +16,7 @@ from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
-from sweeps.view.sweep_status import UnknownSweep
+from sweeps.view.sweep_view import UnknownSweep
 
 KINDS = ("checkpoints", "logs", "ledger", "outbox", "report", "other")
 """What takes space in a sweep's directory."""

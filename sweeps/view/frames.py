@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redaction.escapes import spreadsheet_cell
 from sweeps.path_checks import check_file, check_private, make_private
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
 from trainable.storage.regular_files import LARGEST_CURVE, read_regular, replace_regular
 from trainable.tested import latest_tested
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary
 
 
-def trials_frame(view: SweepStatus) -> pd.DataFrame:
+def trials_frame(view: SweepView) -> pd.DataFrame:
     """Return one row for each trial; see `Sweep.trials`."""
     import pandas as pd
 
@@ -117,7 +117,7 @@ def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).set_index(["sweep", "trial"])
 
 
-def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
+def best_metrics(view: SweepView, number: int) -> dict[str, float]:
     """Return all metrics of a trial's best report, and those on test data if it was tested.
 
     A report that the trial's file does not have has none.
@@ -126,7 +126,7 @@ def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
     return _reported(view, number) | ({} if tested is None else tested.metrics)
 
 
-def _reported(view: SweepStatus, number: int) -> dict[str, float]:
+def _reported(view: SweepView, number: int) -> dict[str, float]:
     step = view.records[number].best_step
     if step is None:
         return {}
@@ -137,9 +137,7 @@ def _reported(view: SweepStatus, number: int) -> dict[str, float]:
     return {} if row is None else row.metrics
 
 
-def curves_frame(
-    view: SweepStatus, numbers: Iterable[int], metrics: Sequence[str]
-) -> pd.DataFrame:
+def curves_frame(view: SweepView, numbers: Iterable[int], metrics: Sequence[str]) -> pd.DataFrame:
     """Return one row for each trial, step and metric; see `Sweep.curves`."""
     import numpy as np
     import pandas as pd
@@ -217,7 +215,7 @@ def _curves_of_rows(
     return found
 
 
-def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
+def write_tables(view: SweepView, directory: Path, kind: str) -> list[Path]:
     """Write `trials` and `curves` of a sweep into a directory."""
     targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
     check_private(directory, f"--{kind}")

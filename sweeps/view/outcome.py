@@ -1,6 +1,6 @@
 """How a sweep ended: the best trials, why it failed, and what is left to do.
 
-What must not live here: finding that out (`sweep_status`, `run.finalize`), and text.
+What must not live here: finding that out (`sweep_view`, `run.finalize`), and text.
 """
 
 from __future__ import annotations

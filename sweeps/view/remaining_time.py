@@ -15,7 +15,7 @@ from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.halving import SuccessiveHalving
 from sweeps.stopping.pausing_rules import make_pausing_rule
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.outbox_status import backlog
 
 MAX_DELIVERY_SECONDS = 60.0
@@ -65,7 +65,7 @@ def _epochs_of_halving(rule: SuccessiveHalving, budget: int) -> float:
     return sum(length * share for length, share in zip(lengths, shares, strict=False))
 
 
-def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
+def seconds_left(view: SweepView, delivery: DeliveryEstimate) -> float | None:
     """Return how long a sweep that another process runs probably still takes.
 
     None before its first epochs, and if all of its trials have ended.

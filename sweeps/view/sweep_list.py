@@ -1,6 +1,6 @@
 """The status of every sweep below a root.
 
-What must not live here: the status of one sweep (`sweep_status`).
+What must not live here: the status of one sweep (`sweep_view`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.paths import SweepPaths, list_sweeps
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.trusted_stores import StoreUntrusted
 
 
@@ -27,6 +27,6 @@ def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
 
 def _status(paths: SweepPaths) -> dict[str, Any] | str:
     try:
-        return SweepStatus(paths).status()
+        return SweepView(paths).status()
     except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
         return str(error)  # the other sweeps are still listed

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from redaction.escapes import visible
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.storage.regular_files import LARGEST_TEXT, open_regular
 from trainable.trial_log import RANK_LOGS, TRIAL_LOG
 
 _POLL_SECONDS = 0.5
 
 
-def trial_output(view: SweepStatus, number: int, *, follow: bool) -> Iterator[str]:
+def trial_output(view: SweepView, number: int, *, follow: bool) -> Iterator[str]:
     """Yield what a trial printed: prints, warnings, and how its process ended.
 
     The output of its further ranks follows that of its first.
@@ -27,7 +27,7 @@ def trial_output(view: SweepStatus, number: int, *, follow: bool) -> Iterator[st
     view.record(number)
 
     def is_open() -> bool:
-        now = SweepStatus(view.paths)
+        now = SweepView(view.paths)
         return now.state == "running" and not now.record(number).finished
 
     directory = view.paths.trial(number)

@@ -1,6 +1,6 @@
 """Sort and filter the rows of `sweep trials`.
 
-What must not live here: reading a sweep (`sweep_status`), and tables (`cli.render`).
+What must not live here: reading a sweep (`sweep_view`), and tables (`cli.render`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sweeps.errors import UserError
 from sweeps.formatting import quoted
 from sweeps.spec.error_messages import nearest
 from sweeps.spec.spec import SweepSpec
-from sweeps.view.sweep_status import STATES
+from sweeps.view.sweep_view import STATES
 
 _COLUMNS = (
     "number",

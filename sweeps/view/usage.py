@@ -15,7 +15,7 @@ from sweeps.formatting import format_device_hours, format_duration
 from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.stop_criteria import is_stopped_early
 from sweeps.stopping.patience import BY_PATIENCE
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Usage:
         return f"{sentence}, at {'its' if one else 'their'} own speed{self.saved_seconds.note}"
 
 
-def usage(view: SweepStatus) -> Usage:
+def usage(view: SweepView) -> Usage:
     """Return what a sweep has taken so far."""
     budget, records = view.spec.budget.reports, view.records
     started = [one for one in records if one.attempts or one.epoch]
@@ -165,7 +165,7 @@ def usage(view: SweepStatus) -> Usage:
     )
 
 
-def usage_at_end(view: SweepStatus) -> Usage | None:
+def usage_at_end(view: SweepView) -> Usage | None:
     """Return what a sweep has taken; None if it has not ended."""
     return usage(view) if view.state in ("finished", "failed") else None
 

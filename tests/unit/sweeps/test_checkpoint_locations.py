@@ -17,7 +17,7 @@ from sweeps.checkpoint_locations import (
 from sweeps.paths import SweepPaths
 from sweeps.run.sync import deliver
 from sweeps.spec.spec import parse_spec
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -54,7 +54,7 @@ def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
 def test_sweep_resumes_in_the_directory_of_its_name(tmp_path):
     sweep = MadeSweep(tmp_path)
     shutil.copytree(sweep.paths.directory, tmp_path / "copy")
-    view = SweepStatus(SweepPaths(tmp_path, "copy"))
+    view = SweepView(SweepPaths(tmp_path, "copy"))
     for refused in (
         lambda: check_kept(view.paths, view.spec, view.spec),
         lambda: deliver(view),

@@ -27,7 +27,7 @@ from sweeps.spec.spec import parse_spec
 from sweeps.view.compare import Incomparable, compare
 from sweeps.view.observer import TrialProgress
 from sweeps.view.sweep_progress import SweepProgress, best_name, best_of
-from sweeps.view.sweep_status import NoBest
+from sweeps.view.sweep_view import NoBest
 from sweeps.view.trial_selection import select_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides

@@ -100,7 +100,7 @@ class NoChoice(ValueError):
     """Several trials are the best, and the user has chosen none of them."""
 
 
-class SweepStatus:
+class SweepView:
     """One sweep, read once at construction."""
 
     def __init__(self, paths: SweepPaths) -> None:
@@ -122,7 +122,7 @@ class SweepStatus:
         self._pauses = make_pausing_rule(self.spec)
 
     @classmethod
-    def open(cls, name: str, root: str | Path | None = None) -> SweepStatus:
+    def open(cls, name: str, root: str | Path | None = None) -> SweepView:
         """Read a sweep by its name."""
         return cls(SweepPaths(resolve_root(None if root is None else Path(root)), name))
 
