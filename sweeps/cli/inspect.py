@@ -39,7 +39,7 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from sweeps.cli import messages, render
     from sweeps.paths import resolve_root
-    from sweeps.view.sweep_list import statuses
+    from sweeps.view.sweep_view import statuses
 
     with input_errors():
         where, found = resolve_root(root), []

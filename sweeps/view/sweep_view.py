@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
@@ -21,6 +22,7 @@ from sweeps.checkpoint_locations import (
     trial_files,
     trial_store,
 )
+from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
@@ -47,6 +49,7 @@ from sweeps.view.outcome import (
 )
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
+from tracking.trusted_stores import StoreUntrusted
 from trainable.tested import latest_tested
 
 _REQUESTS = 16
@@ -449,3 +452,20 @@ class SweepView:
 def _iso(time: datetime | None) -> str | None:
     """Return a local time with its offset from UTC."""
     return None if time is None else time.astimezone().isoformat(timespec="seconds")
+
+
+def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield each sweep's status; a sentence if it cannot be read."""
+    if root.exists() and not root.is_dir():
+        raise UserError(
+            f"--root {root}: is a file; the root is the directory that holds all sweeps; "
+            "name that directory"
+        )
+    yield from map(_status, list_sweeps(root))
+
+
+def _status(paths: SweepPaths) -> dict[str, Any] | str:
+    try:
+        return SweepView(paths).status()
+    except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
+        return str(error)  # the other sweeps are still listed
