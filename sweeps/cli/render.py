@@ -39,8 +39,15 @@ from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_at_end
 from sweeps.trust.health_warnings import health_sentences
-from sweeps.view.remaining_time import DeliveryEstimate, seconds_left
-from sweeps.view.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
+from sweeps.view.sweep_progress import (
+    DeliveryEstimate,
+    TrialRow,
+    best_name,
+    best_of,
+    in_order,
+    row_of,
+    seconds_left,
+)
 from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage_at_end
 from trainable.tested import latest_tested

@@ -41,7 +41,7 @@ from sweeps.view.outcome import (
     find_failure,
     num_retryable,
 )
-from sweeps.view.remaining_time import MAX_DELIVERY_SECONDS
+from sweeps.view.sweep_progress import MAX_DELIVERY_SECONDS
 from sweeps.view.sweep_view import NoBest
 from tracking.notification_queue import Undelivered
 from tracking.tracker import BackgroundDelivery

@@ -51,7 +51,7 @@ from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 from sweeps.tracker import check_address, find_tracker
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.remaining_time import DeliveryEstimate
+from sweeps.view.sweep_progress import DeliveryEstimate
 from sweeps.view.sweep_view import SweepView
 from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox

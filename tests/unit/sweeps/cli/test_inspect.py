@@ -18,7 +18,7 @@ from sweeps.cli.app import app
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.cli.render import _running, watch
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.view.remaining_time import DeliveryEstimate
+from sweeps.view.sweep_progress import DeliveryEstimate
 from sweeps.view.sweep_view import SweepView
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

@@ -14,7 +14,7 @@ from sweeps.spec.spec import parse_spec
 from sweeps.trust.comparable_trials import compare_all
 from sweeps.trust.findings import find
 from sweeps.trust.next_search import next_overrides
-from sweeps.view.remaining_time import epochs_left
+from sweeps.view.sweep_progress import epochs_left
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tests.unit.sweeps.trust.test_findings import stopped_sweep
 
