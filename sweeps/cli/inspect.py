@@ -325,7 +325,7 @@ def logs(
     root: Root = None,
 ) -> None:
     """Print the output of a trial: its own prints, warnings, and how its process ended."""
-    from sweeps.view.trial_output import trial_output
+    from sweeps.view.sweep_progress import trial_output
 
     with input_errors():
         view = view_of(name, root)
