@@ -115,7 +115,7 @@ def trials(
 ) -> None:
     """List the trials of a sweep."""
     from sweeps.cli import render
-    from sweeps.view.trial_selection import select_rows, to_csv
+    from sweeps.view.frames import select_rows, to_csv
 
     if as_csv and as_json:
         fail("--csv and --json exclude each other; leave one out", code=WRONG_INPUT)
