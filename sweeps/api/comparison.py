@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sweeps.view.compare import compare as compare_views
-from sweeps.view.frames import leaders_frame
 from sweeps.view.sweep_view import SweepView
+from sweeps.view.tables import leaders_frame
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,8 +27,8 @@ from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_position
 from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirmation import confirmed_trial, find_confirmation
-from sweeps.view.frames import curves_frame, trials_frame
 from sweeps.view.sweep_view import SweepView
+from sweeps.view.tables import curves_frame, trials_frame
 
 if TYPE_CHECKING:
     import optuna

@@ -12,8 +12,8 @@ from sweeps.api.command import run_command
 from sweeps.artifacts import publish
 from sweeps.run.trial_process import checked_config
 from sweeps.spec.space import configured
-from sweeps.view.frames import best_metrics, curves_frame
 from sweeps.view.sweep_view import SweepView
+from sweeps.view.tables import best_metrics, curves_frame
 from trainable.config import TrialConfig
 from trainable.tested import read_tested
 

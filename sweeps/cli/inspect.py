@@ -115,7 +115,7 @@ def trials(
 ) -> None:
     """List the trials of a sweep."""
     from sweeps.cli import render
-    from sweeps.view.frames import select_rows, to_csv
+    from sweeps.view.tables import select_rows, to_csv
 
     if as_csv and as_json:
         fail("--csv and --json exclude each other; leave one out", code=WRONG_INPUT)
@@ -409,7 +409,7 @@ def export(
     root: Root = None,
 ) -> None:
     """Write the trials of a sweep and their curves as CSV or Parquet, also while it runs."""
-    from sweeps.view.frames import write_tables
+    from sweeps.view.tables import write_tables
 
     with input_errors():
         view = view_of(name, root)

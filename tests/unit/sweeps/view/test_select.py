@@ -25,10 +25,10 @@ from sweeps.search.shown_trials import OneRung
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import parse_spec
 from sweeps.view.compare import Incomparable, compare
-from sweeps.view.frames import select_rows
 from sweeps.view.observer import TrialProgress
 from sweeps.view.sweep_progress import SweepProgress, best_name, best_of
 from sweeps.view.sweep_view import NoBest
+from sweeps.view.tables import select_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
