@@ -354,7 +354,7 @@ def du(
     """Show how much space sweeps take: checkpoints, logs, ledger, outbox and report."""
     from sweeps.cli import messages
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.view.disk_usage import sweep_usage, total_usage
+    from sweeps.view.usage import sweep_usage, total_usage
 
     with input_errors(), err.status("measuring"):
         where = resolve_root(root)
@@ -385,7 +385,7 @@ def _everything(found: dict[str, Any]) -> RenderableType:
 
 def _table(sweeps: Sequence[dict[str, Any]]) -> RenderableType:
     from sweeps.formatting import format_bytes
-    from sweeps.view.disk_usage import KINDS
+    from sweeps.view.usage import KINDS
 
     columns = [*KINDS, "total"]
     table = TextTable(["sweep", *columns], right=columns)

@@ -26,8 +26,8 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import SweepLock, is_held, read_holder, sweep_locked
 from sweeps.tracker import find_tracker
-from sweeps.view.disk_usage import directory_usage, objects_prefix, sweep_objects
 from sweeps.view.sweep_view import UnknownSweep
+from sweeps.view.usage import directory_usage, objects_prefix, sweep_objects
 from tracking.outbox_status import read_outbox
 from trainable.storage.durable import make_directory, sync_directory
 
