@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optuna
 import plotly.graph_objects as go
@@ -30,13 +30,20 @@ from sweeps.report.report_data import (
     MAX_POINTS,
     NotEnough,
     SweepData,
+    read_sweep,
     spans_decades,
     thinned,
 )
+from sweeps.report.report_data import copy_study as copy_study
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.compare import clip_fraction
 from sweeps.view.sweep_view import STATES
 from trainable.metrics_file import read_rows
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from sweeps.paths import SweepPaths
 
 _VISIBLE_BLUES = sequential.Blues[4:]
 """Optuna's colour scale without its lightest shades, which are invisible on white."""
@@ -660,3 +667,12 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
             fate = record.state if is_last else "continued"
             counts.setdefault(fate, [0] * len(levels))[index] += 1
     return counts
+
+
+def draw_figure(paths: SweepPaths, title: str) -> go.Figure:
+    """Draw a figure of the report."""
+    data = read_sweep(paths)
+    known = {figure.title: figure for figure in figures(data.spec)}
+    if title not in known:
+        raise NotEnough("the sweep has one metric; a Pareto front needs two or three")
+    return known[title].draw(data)
