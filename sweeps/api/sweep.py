@@ -496,7 +496,7 @@ class Sweep:
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        from sweeps.report.report_figures import copy_study  # loads Optuna
+        from sweeps.report.figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
 
@@ -672,6 +672,6 @@ class Figures:
         return self._draw("Pareto front")
 
     def _draw(self, title: str) -> go.Figure:
-        from sweeps.report.report_figures import draw_figure  # loads Optuna and Plotly
+        from sweeps.report.figures import draw_figure  # loads Optuna and Plotly
 
         return draw_figure(self._paths, title)

@@ -19,9 +19,9 @@ from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.report import report_data
+from sweeps.report.figures import rungs, survival
 from sweeps.report.report import write_report
 from sweeps.report.report_data import thinned
-from sweeps.report.report_figures import rungs, survival
 from sweeps.report.report_page import PageSection, page, table
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec

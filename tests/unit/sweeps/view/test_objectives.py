@@ -24,7 +24,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile, unreported
 from sweeps.reconcile.repairs import backfill
 from sweeps.recording.tags import front_tags
-from sweeps.report.report_figures import figures
+from sweeps.report.figures import figures
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import SearchConfig
 from sweeps.spec.spec import parse_spec
