@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sweeps.api.trial import Trial as Trial
     from sweeps.errors import SpecError as SpecError
     from sweeps.errors import UserError as UserError
-    from sweeps.report.report_data import NotEnough as NotEnough
+    from sweeps.report.data import NotEnough as NotEnough
     from sweeps.view.compare import Incomparable as Incomparable
     from sweeps.view.sweep_view import NoBest as NoBest
     from sweeps.view.sweep_view import NoChoice as NoChoice

@@ -24,8 +24,8 @@ from plotly.subplots import make_subplots
 
 from sweeps.formatting import format_duration, format_number, format_reason, format_value
 from sweeps.ledger.trials import TrialSummary, of_search
-from sweeps.report import report_data
-from sweeps.report.report_data import (
+from sweeps.report import data
+from sweeps.report.data import (
     COLOURS,
     MAX_POINTS,
     NotEnough,
@@ -34,7 +34,7 @@ from sweeps.report.report_data import (
     spans_decades,
     thinned,
 )
-from sweeps.report.report_data import copy_study as copy_study
+from sweeps.report.data import copy_study as copy_study
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.compare import clip_fraction
 from sweeps.view.sweep_view import STATES
@@ -65,7 +65,7 @@ def selection_note(sweep: SweepData) -> str:
 
 def sampled_note(sweep: SweepData) -> str:
     """Return the same for a figure with a limited number of trials."""
-    most = report_data.MAX_TRIALS
+    most = data.MAX_TRIALS
     if len(sweep.compared.selected) <= most:
         return selection_note(sweep)
     return f"{selection_note(sweep)} At most {most} of these are used, evenly spaced."
@@ -74,9 +74,9 @@ def sampled_note(sweep: SweepData) -> str:
 def _sampled_study(sweep: SweepData) -> optuna.Study:
     """Return the study with a limited number of complete trials, each under its own number."""
     study, selected = sweep.compared.study, sweep.compared.selected
-    if len(selected) <= report_data.MAX_TRIALS:
+    if len(selected) <= data.MAX_TRIALS:
         return study
-    kept = {trial.number for trial in thinned(selected, report_data.MAX_TRIALS)}
+    kept = {trial.number for trial in thinned(selected, data.MAX_TRIALS)}
     left_out = create_trial(state=TrialState.FAIL)
     sample = optuna.create_study(direction=study.direction)
     sample.add_trials([t if t.number in kept else left_out for t in study.trials])

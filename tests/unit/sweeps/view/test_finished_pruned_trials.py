@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.recording.descriptions import describe_sweep, describe_trial
 from sweeps.recording.notifications import Notifier
-from sweeps.report.report_data import read_sweep
+from sweeps.report.data import read_sweep
 from sweeps.spec.spec import parse_spec
 from sweeps.trust.comparable_trials import compare_all
 from sweeps.trust.findings import find
