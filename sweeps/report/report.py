@@ -31,8 +31,8 @@ from sweeps.formatting import (
 from sweeps.paths import SweepPaths
 from sweeps.report.data import NotEnough, SweepData, read_sweep
 from sweeps.report.figures import Figure, figures
+from sweeps.report.page import PageSection, escape, page, table
 from sweeps.report.report_confirmation import confirmed
-from sweeps.report.report_page import PageSection, escape, page, table
 from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.findings import find
 from sweeps.trust.tested_trials import tested_trials

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sweeps.formatting import format_number
-from sweeps.report.report_page import PageSection, escape, table
+from sweeps.report.page import PageSection, escape, table
 from sweeps.trust.confirmation import (
     ConfirmedTrial,
     find_confirmation,

@@ -15,7 +15,7 @@ from sweeps.cli.run_console import PlainLines
 from sweeps.cli.tables import TextTable
 from sweeps.formatting import format_value, joined
 from sweeps.ledger.attributes import trial_fields
-from sweeps.report.report_page import table
+from sweeps.report.page import table
 from sweeps.spec.spec import parse_spec
 from sweeps.view.sweep_progress import SweepProgress
 from trainable.errors import TaskError

@@ -21,8 +21,8 @@ from sweeps.paths import SweepPaths
 from sweeps.report import data
 from sweeps.report.data import thinned
 from sweeps.report.figures import rungs, survival
+from sweeps.report.page import PageSection, page, table
 from sweeps.report.report import write_report
-from sweeps.report.report_page import PageSection, page, table
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.halving import bracket_of
