@@ -17,10 +17,10 @@ complete_account()
 
 if TYPE_CHECKING:
     from sweeps.api.command import SweepCommandError as SweepCommandError
-    from sweeps.api.comparison import Comparison as Comparison
-    from sweeps.api.comparison import compare as compare
+    from sweeps.api.sweep import Comparison as Comparison
     from sweeps.api.sweep import Figures as Figures
     from sweeps.api.sweep import Sweep as Sweep
+    from sweeps.api.sweep import compare as compare
     from sweeps.api.trial import Trial as Trial
     from sweeps.errors import SpecError as SpecError
     from sweeps.errors import UserError as UserError
