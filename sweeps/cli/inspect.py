@@ -200,7 +200,9 @@ def best(
                 front = view.front()
                 best = [view.trial(record) for record in front]
                 lost = view.lost_weights(*front)
-                show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths, lost))
+                show_found(
+                    best, as_json, lambda: pareto.front_table(best, view.spec, view.paths, lost)
+                )
                 return
             found = view.best(trial)
             if (said := leader_in_confirmation(view, found["number"])) is not None:

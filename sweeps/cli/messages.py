@@ -53,7 +53,7 @@ def outcome(
     sweep = paths.command
     several = len(result.metrics) > 1
     if several:
-        pareto.outcome(out, result)
+        pareto.front_outcome(out, result)
     elif result.best:
         (best,) = result.best
         value = format_number(best.value)

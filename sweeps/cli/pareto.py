@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from sweeps.view.outcome import SweepOutcome
 
 
-def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:
+def front_lines(
+    front: Sequence[Mapping[str, Any]], metrics: Sequence[str]
+) -> list[RenderableType]:
     """Return the front for `sweep status`, two lines for each trial."""
     if not front:
         return []
-    found: list[RenderableType] = [Text(_head(len(front)))]
+    found: list[RenderableType] = [Text(_front_head(len(front)))]
     for one in front:
         found.append(Text(f"  trial {one['number']}: {format_best(metrics, one['value'])}"))
         found.append(Text("      " + joined(one["params"])))
     return found
 
 
-def table(
+def front_table(
     front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths, lost: str | None = None
 ) -> RenderableType:
     """Return the table of `sweep best` without `--trial`.
@@ -56,19 +58,19 @@ def table(
         )
     choose = paths.command("best", "--trial", "K", "--export", "DIR")
     last = f"no weights to export: {lost}" if lost else f"export one of them: {choose}"
-    return Group(Text(_head(len(front)), style="bold"), found, line(last))
+    return Group(Text(_front_head(len(front)), style="bold"), found, line(last))
 
 
-def outcome(out: Console, result: SweepOutcome) -> None:
+def front_outcome(out: Console, result: SweepOutcome) -> None:
     """Print the front at the end of a sweep."""
     if result.best:
-        out.print(_head(len(result.best)), style="bold", soft_wrap=True)
+        out.print(_front_head(len(result.best)), style="bold", soft_wrap=True)
     for one in result.best:
         trial = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
         out.print(f"{trial} ({joined(one.best_params)})", soft_wrap=True)
 
 
-def _head(count: int) -> str:
+def _front_head(count: int) -> str:
     if count == 1:
         return "best: one trial, which no other beats in any metric"
     return (

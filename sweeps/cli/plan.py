@@ -118,12 +118,12 @@ def plan(
         messages.choices(notes, document)
         changed = None if write is None else write_plan(found, document, write, settings or [])
     result = found.as_dict() | {"written": None if write is None else str(write)}
-    show_found(result, as_json, lambda: _text(found))
+    show_found(result, as_json, lambda: _plan_text(found))
     if write is not None and not as_json:
         out.print(f"wrote {write}; changed: {changed}", soft_wrap=True)
 
 
-def _text(found: PlanResult) -> RenderableType:
+def _plan_text(found: PlanResult) -> RenderableType:
     """The plan as text that wraps at words, and a table of what else could be done."""
     simulation = found.plan.simulation
     lines: list[RenderableType] = [

@@ -132,7 +132,7 @@ def status(
     if view.stop is not None:
         lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
     if isinstance(found["best"], list):
-        lines += pareto.lines(found["best"], spec.metrics)
+        lines += pareto.front_lines(found["best"], spec.metrics)
     elif found["best"] is not None:
         lines.append(
             Text(

@@ -12,7 +12,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sweeps.cli import messages
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -54,6 +53,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the best trial on test data that no trial has used, and record the values."""
+    from sweeps.cli import messages
+
     with err.status("reading the sweep"), input_errors():
         from sweeps.trust.evaluation import evaluate_trial
         from sweeps.view.sweep_view import NoBest

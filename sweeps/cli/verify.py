@@ -28,12 +28,12 @@ def verify(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
         paths = SweepPaths(resolve_root(root), name)
         found = verification.verify(paths, spinner.update)
-    show_found(found.as_dict(), as_json, lambda: Group(*_lines(found, name)))
+    show_found(found.as_dict(), as_json, lambda: Group(*_verify_lines(found, name)))
     if found.contradictions:
         raise typer.Exit(LATE)
 
 
-def _lines(found: Verification, name: str) -> Iterator[RenderableType]:
+def _verify_lines(found: Verification, name: str) -> Iterator[RenderableType]:
     count = len(found.contradictions)
     if count:
         word = "contradiction" if count == 1 else "contradictions"
