@@ -28,9 +28,8 @@ from sweeps.cli.console import (
     show_found,
     view_of,
 )
-from sweeps.cli.plain_console import line
+from sweeps.cli.plain_console import line, plain_table
 from sweeps.cli.run import Address, Grace
-from sweeps.cli.tables import plain_table
 from sweeps.exit_codes import NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_number
 

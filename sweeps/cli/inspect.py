@@ -30,8 +30,7 @@ from sweeps.cli.console import (
     trial_option,
     view_of,
 )
-from sweeps.cli.plain_console import line
-from sweeps.cli.tables import TextTable
+from sweeps.cli.plain_console import TextTable, line
 from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from sweeps.cli.plain_console import line
-from sweeps.cli.tables import plain_table
+from sweeps.cli.plain_console import line, plain_table
 from sweeps.formatting import format_best, format_cells, format_parameter, joined, titles
 from sweeps.paths import SweepPaths
 

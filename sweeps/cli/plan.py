@@ -29,8 +29,7 @@ from sweeps.cli.console import (
     show_found,
     view_of,
 )
-from sweeps.cli.plain_console import line
-from sweeps.cli.tables import plain_table
+from sweeps.cli.plain_console import line, plain_table
 from sweeps.exit_codes import WRONG_INPUT
 from sweeps.path_checks import check_file
 

@@ -21,8 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.cli import messages, pareto
-from sweeps.cli.plain_console import line, redraws
-from sweeps.cli.tables import TextTable, plain_table
+from sweeps.cli.plain_console import TextTable, line, plain_table, redraws
 from sweeps.formatting import (
     format_best,
     format_cells,
