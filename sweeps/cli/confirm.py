@@ -12,7 +12,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sweeps.cli.completion import trial_numbers
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -26,6 +25,7 @@ from sweeps.cli.console import (
     read_numbers,
     read_whole,
     show_found,
+    trial_numbers,
     view_of,
 )
 from sweeps.cli.plain_console import line, plain_table

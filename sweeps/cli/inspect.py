@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from sweeps.cli.completion import sweep_names, trial_numbers
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -27,6 +26,8 @@ from sweeps.cli.console import (
     path_option,
     read_whole,
     show_found,
+    sweep_names,
+    trial_numbers,
     trial_option,
     view_of,
 )

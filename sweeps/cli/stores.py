@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from sweeps.cli.completion import sweep_names
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -24,6 +23,7 @@ from sweeps.cli.console import (
     out,
     read_whole,
     show_found,
+    sweep_names,
     view_of,
 )
 from sweeps.cli.plain_console import line
