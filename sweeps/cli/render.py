@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.cli import messages, pareto
+from sweeps.cli import messages
 from sweeps.cli.plain_console import TextTable, line, plain_table, redraws
 from sweeps.formatting import (
     format_best,
@@ -131,7 +131,7 @@ def status(
     if view.stop is not None:
         lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
     if isinstance(found["best"], list):
-        lines += pareto.front_lines(found["best"], spec.metrics)
+        lines += messages.front_lines(found["best"], spec.metrics)
     elif found["best"] is not None:
         lines.append(
             Text(
