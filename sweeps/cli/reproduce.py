@@ -31,6 +31,7 @@ from sweeps.exit_codes import LATE, NO_SUCCESS
 
 if TYPE_CHECKING:
     from sweeps.trust.reproduced import Reproduction, StateCheck
+    from sweeps.trust.verification import Verification
 
 
 @imports_task
@@ -140,3 +141,31 @@ def _state(state: StateCheck) -> str:
     most = "" if state.largest is None else f", by at most {state.largest:g}"
     more = "" if state.num_differing == 1 else f"; {state.num_differing} entries differ in all"
     return f"{head}: {state.first} {state.what}{most}{more}"
+
+
+def verify(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Compare all files that a sweep keeps with each other; nothing is changed."""
+    with err.status("reading the sweep") as spinner, input_errors():
+        from sweeps.paths import SweepPaths, resolve_root
+        from sweeps.trust import verification
+
+        paths = SweepPaths(resolve_root(root), name)
+        found = verification.verify(paths, spinner.update)
+    show_found(found.as_dict(), as_json, lambda: Group(*_verify_lines(found, name)))
+    if found.contradictions:
+        raise typer.Exit(LATE)
+
+
+def _verify_lines(found: Verification, name: str) -> Iterator[RenderableType]:
+    count = len(found.contradictions)
+    if count:
+        word = "contradiction" if count == 1 else "contradictions"
+        yield Text(f"sweep '{name}' has {count} {word}", style="bold red")
+    else:
+        yield Text(f"sweep '{name}' is sound", style="bold green")
+    for one in found.contradictions:
+        yield line(f"- {one}")
+    if found.checked:
+        yield line(f"compared: {'; '.join(found.checked)}")
+    for note in found.notes:
+        yield line(note)
