@@ -35,10 +35,9 @@ from sweeps.cli.console import (
 from sweeps.cli.inspect import du, export, logs
 from sweeps.cli.plan import audit, plan
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.reproduce import reproduce, verify
+from sweeps.cli.reproduce import evaluate, reproduce, verify
 from sweeps.cli.run import clone, init, resume, run, stop
 from sweeps.cli.stores import rm, sync, trust, ui
-from sweeps.cli.test import evaluate
 from sweeps.exit_codes import WRONG_INPUT
 from trainable.private_files import keep_files_private
 
