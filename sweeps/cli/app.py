@@ -35,7 +35,7 @@ from sweeps.cli.console import (
 from sweeps.cli.inspect import du, export, logs
 from sweeps.cli.plan import audit, plan
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.reproduce import evaluate, reproduce, verify
+from sweeps.cli.result_checks import evaluate, reproduce, verify
 from sweeps.cli.run import clone, init, resume, run, stop
 from sweeps.cli.stores import rm, sync, trust, ui
 from sweeps.exit_codes import WRONG_INPUT
