@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from sweeps.cli import inspect
-from sweeps.cli.check import check, doctor
+from sweeps.cli.check import audit, check, doctor, plan
 from sweeps.cli.confirm import confirm, retry
 from sweeps.cli.console import (
     Commands,
@@ -33,7 +33,6 @@ from sweeps.cli.console import (
     view_of,
 )
 from sweeps.cli.inspect import du, export, logs
-from sweeps.cli.plan import audit, plan
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
 from sweeps.cli.result_checks import evaluate, reproduce, verify
 from sweeps.cli.run import clone, init, resume, run, stop
