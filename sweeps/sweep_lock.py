@@ -24,7 +24,7 @@ from typing import IO
 
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
-from tracking.lock_holders import lock_holders, user_name
+from tracking.processes import lock_holders, user_name
 from trainable.storage.durable import make_directory
 from trainable.storage.regular_files import LARGEST_NOTE, open_regular, read_regular
 

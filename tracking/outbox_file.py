@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tracking.artifact_staging import sync_path
-from tracking.lock_holders import describe_database_lock
 from tracking.metric_points import HighWaterMarks
+from tracking.processes import describe_database_lock
 
 FILE_NAME = "outbox.db"
 _WAIT_SECONDS = 60.0
