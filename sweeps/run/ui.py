@@ -22,8 +22,8 @@ from sweeps.store_access import reach_tracking
 from sweeps.tracker import tracker_at
 from sweeps.view.sweep_view import SweepView
 from tracking.address import is_server
-from tracking.idle_process import start_idle
 from tracking.mlflow_chart_view import of_sweep
+from tracking.processes import start_idle
 from tracking.trusted_stores import secured
 from tracking.ui import charts_page, runs_page, start_server
 

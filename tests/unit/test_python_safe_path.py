@@ -36,7 +36,7 @@ STARTING = {
 KNOWN = {
     ("sweeps/api/command.py", "command"): "a list of the same function, which is looked at here",
     ("tracking/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
-    ("tracking/idle_process.py", "command"): "of its callers, whose lists are looked at here",
+    ("tracking/processes.py", "command"): "of its callers, whose lists are looked at here",
     ("trainable/forked_process.py", "command"): "of `template_command`, which is looked at here",
     ("trainable/built.py", "(data, sender)"): "forked, or as torch's loader starts its own",
     ("tracking/ui.py", "command"): "a list of the same function, which is looked at here",
