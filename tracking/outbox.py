@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracking.artifact_staging import Staging
 from tracking.batching import IN_FLIGHT, QUEUED, Batch, Kind, Record, coalesce
 from tracking.metric_points import HighWaterMarks, MetricRow, pack, parts, unpack
 from tracking.outbox_file import (
     OutboxError,
     OutboxFile,
+    Staging,
     delete_meta,
     outbox_error,
     read_marks,
