@@ -21,7 +21,7 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.tracker import tracker_at
 from tracking.address import file_path, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
-from tracking.stored_runs import StoreUnreadable
+from tracking.tracker import StoreUnreadable
 from tracking.trusted_stores import is_trusted_directory
 from trainable.storage.private_directories import NotPrivate, check_links, private_directory
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from tracking import artifact_addresses, probe, store_reader
 from tracking.address import file_path, is_supported, sqlite_file, store_identity
 from tracking.delivery import TrackingServer
-from tracking.stored_runs import StoredRun, StoreReader
-from tracking.tracker import Tracker
+from tracking.tracker import StoredRun, StoreReader, Tracker
 
 
 class MlflowTracker(Tracker):

@@ -14,7 +14,7 @@ from sweeps.reconcile.store_check import lost_runs
 from sweeps.spec.spec import SweepSpec
 from sweeps.tracker import find_tracker
 from sweeps.view.sweep_view import SweepView
-from tracking.stored_runs import StoreUnreadable
+from tracking.tracker import StoreUnreadable
 
 
 def has_lost_runs(view: SweepView, warn: Callable[[str], None], *, offline: bool) -> bool:

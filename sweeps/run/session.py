@@ -74,8 +74,7 @@ from tracking.notification_delivery import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import BackgroundDelivery
+from tracking.tracker import BackgroundDelivery, StoreUnreadable
 from trainable.fingerprint import BUILT
 from trainable.metrics_file import FILE_NAME
 

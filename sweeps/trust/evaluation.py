@@ -33,8 +33,7 @@ from sweeps.trust.tested_trials import selection_cautions
 from sweeps.view.sweep_view import NoBest, SweepView
 from tracking.outbox_recorder import set_target, sync
 from tracking.outbox_status import read_outbox
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import TrackingUnusable
+from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.manifest import Generation
 from trainable.tested import RecordedTest, append_tested, read_tested, tested_rows

@@ -29,7 +29,7 @@ from sweeps.tracker import tracker_at
 from sweeps.view.sweep_view import SweepView, UnknownSweep
 from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME as OUTBOX_FILE
-from tracking.stored_runs import StoreUnreadable, choose_runs
+from tracking.tracker import StoreUnreadable, choose_runs
 from trainable.errors import StorageError
 from trainable.metrics_file import CurveDamaged, read_logged
 from trainable.tested import tested_rows

@@ -10,8 +10,7 @@ from tracking import trackers
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import Destination
 from tracking.mlflow_tracker import MlflowTracker
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import Tracker, TrackingUnusable
+from tracking.tracker import StoreUnreadable, Tracker, TrackingUnusable
 from tracking.trackers import choose_tracker
 
 
