@@ -12,8 +12,7 @@ from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_owner
-from tracking.notification_delivery import NotificationDelivery
-from tracking.notification_queue import NotificationQueue, Undelivered
+from tracking.notification_delivery import NotificationDelivery, NotificationQueue, Undelivered
 from tracking.outbox_status import read_outbox
 from tracking.webhook import address_fault
 

@@ -13,8 +13,7 @@ import pytest
 from tests.time_limits import Deadline, scaled
 from tests.webhook_server import WebhookServer, webhook_server
 from tracking import notification_delivery
-from tracking.notification_delivery import NotificationDelivery
-from tracking.notification_queue import NotificationQueue
+from tracking.notification_delivery import NotificationDelivery, NotificationQueue
 from tracking.outbox import Outbox
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
