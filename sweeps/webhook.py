@@ -1,7 +1,7 @@
 """Open the notifications of a sweep: their queue, the webhook's address, and the delivery.
 
 The address is read from the environment each time, and stored nowhere. What must not live here:
-what is notified (`recording.notifications`), and HTTP (`tracking.webhook`).
+what is notified (`recording.notifications`), and HTTP (`tracking.notification_delivery`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_owner
-from tracking.notification_delivery import NotificationDelivery, NotificationQueue, Undelivered
+from tracking.notification_delivery import (
+    NotificationDelivery,
+    NotificationQueue,
+    Undelivered,
+    address_fault,
+)
 from tracking.outbox_status import read_outbox
-from tracking.webhook import address_fault
 
 
 def check_webhook(spec: SweepSpec) -> str | None:
