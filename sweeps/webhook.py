@@ -1,7 +1,7 @@
 """Open the notifications of a sweep: their queue, the webhook's address, and the delivery.
 
 The address is read from the environment each time, and stored nowhere. What must not live here:
-what is notified (`recording.notifications`), and HTTP (`tracking.notification_delivery`).
+what is notified (`recording.notifications`), and HTTP (`tracking.notifications`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_owner
-from tracking.notification_delivery import (
+from tracking.notifications import (
     NotificationDelivery,
     NotificationQueue,
     Undelivered,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sweeps.spec.spec import SweepSpec
     from sweeps.trust.findings import Findings
     from sweeps.view.outcome import SweepFailure, SweepOutcome
-    from tracking.notification_delivery import Undelivered
+    from tracking.notifications import Undelivered
 
 
 def outcome(

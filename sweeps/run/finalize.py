@@ -43,7 +43,7 @@ from sweeps.view.outcome import (
 )
 from sweeps.view.sweep_progress import MAX_DELIVERY_SECONDS
 from sweeps.view.sweep_view import NoBest
-from tracking.notification_delivery import Undelivered
+from tracking.notifications import Undelivered
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
 

@@ -70,7 +70,7 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
 from sweeps.tracker import find_tracker, open_tracker, tracker_at
 from sweeps.webhook import open_notifications
-from tracking.notification_delivery import NotificationDelivery
+from tracking.notifications import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder

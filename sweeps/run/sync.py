@@ -46,7 +46,7 @@ from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
 from sweeps.view.sweep_view import NoBest, SweepView
 from sweeps.webhook import deliver_waiting
-from tracking.notification_delivery import Undelivered
+from tracking.notifications import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import read_outbox
 from tracking.tracker import OpenTracker

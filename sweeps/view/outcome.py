@@ -14,7 +14,7 @@ from sweeps.reconcile.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable,
 from sweeps.reconcile.stop_criteria import StopCriterionMet
 from sweeps.spec.provenance_check import FIXED
 from sweeps.spec.spec import SweepSpec
-from tracking.notification_delivery import Undelivered
+from tracking.notifications import Undelivered
 from trainable.errors import ConfigError
 
 

@@ -47,7 +47,7 @@ from sweeps.view.outcome import (
     find_failure,
     num_retryable,
 )
-from tracking.notification_delivery import Undelivered
+from tracking.notifications import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.trusted_stores import StoreUntrusted
 from trainable.tested import latest_tested

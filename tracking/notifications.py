@@ -2,7 +2,7 @@
 
 A notification leaves the queue when the webhook has answered with a status from 200 to 299. After
 a kill, the next driver posts it again with the same id. What must not live here: what a
-notification says, and HTTP (`tracking.notification_delivery`).
+notification says, and HTTP (`tracking.notifications`).
 """
 
 from __future__ import annotations
