@@ -177,7 +177,7 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps.artifacts import publish
-    from sweeps.cli import pareto, render
+    from sweeps.cli import messages, render
     from sweeps.errors import NoVersion
     from sweeps.run.code_directory import enter_code_directory
     from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
@@ -201,7 +201,7 @@ def best(
                 best = [view.trial(record) for record in front]
                 lost = view.lost_weights(*front)
                 show_found(
-                    best, as_json, lambda: pareto.front_table(best, view.spec, view.paths, lost)
+                    best, as_json, lambda: messages.front_table(best, view.spec, view.paths, lost)
                 )
                 return
             found = view.best(trial)

@@ -121,7 +121,8 @@ def trust(
     """Allow sending credentials to a store, or writing to a directory outside of a root."""
     from sweeps.cli import messages
     from sweeps.errors import UserError
-    from tracking import store_origin, trusted_stores
+    from tracking import trusted_stores
+    from tracking.store_origin import origin_of
 
     with input_errors():
         for address in addresses or ():
@@ -132,7 +133,7 @@ def trust(
                     "postgresql://db.example"
                 )
         for address in addresses or ():
-            origin = store_origin.origin_of(address)
+            origin = origin_of(address)
             if not forget:
                 trusted_stores.add_trusted(address, explicit=True)
                 what = (
