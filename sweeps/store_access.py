@@ -13,8 +13,7 @@ from pathlib import Path
 from sweeps.paths import SweepPaths, tracking_place
 from sweeps.spec.document import AFTER_THE_FILE, Document
 from sweeps.spec.spec import SweepSpec
-from tracking.address import CREDENTIALS
-from tracking.store_origin import is_file
+from tracking.address import CREDENTIALS, is_file
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
 from trainable.storage.private_directories import is_ours
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from tracking.address import is_local
 from tracking.delivery import logger
 from tracking.outbox_file import FILE_NAME, OutboxError, open_file, outbox_error
-from tracking.store_origin import is_local
 
 SECONDS = 10.0
 """How long one step of a request may take: to connect, to send, to receive."""

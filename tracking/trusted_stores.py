@@ -23,8 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from tracking.address import file_path
-from tracking.store_origin import (
+from tracking.address import (
+    file_path,
     is_file,
     is_libpq,
     is_local,

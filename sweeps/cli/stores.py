@@ -122,7 +122,7 @@ def trust(
     from sweeps.cli import messages
     from sweeps.errors import UserError
     from tracking import trusted_stores
-    from tracking.store_origin import origin_of
+    from tracking.address import origin_of
 
     with input_errors():
         for address in addresses or ():
