@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from sweeps.view.sweep_view import UnknownTrial as UnknownTrial
 
 _MODULES = {
-    "Comparison": "api.comparison",
+    "Comparison": "api.sweep",
     "Figures": "api.sweep",
     "Incomparable": "view.compare",
     "NoBest": "view.sweep_view",
     "NoChoice": "view.sweep_view",
-    "NotEnough": "report.report_data",
+    "NotEnough": "report.data",
     "SpecError": "errors",
     "Sweep": "api.sweep",
     "SweepCommandError": "api.command",
@@ -45,7 +45,7 @@ _MODULES = {
     "UnknownSweep": "view.sweep_view",
     "UnknownTrial": "view.sweep_view",
     "UserError": "errors",
-    "compare": "api.comparison",
+    "compare": "api.sweep",
 }
 
 __all__ = sorted(_MODULES)

@@ -1,6 +1,8 @@
-"""Parse an MLflow tracking URI: a server, or a database that each program opens itself.
+"""Parse the address of a store: what it is, and whether it is on this machine or on other hosts.
 
-What must not live here: whether the store at a URI answers (see `tracking.probe`).
+Several programs parse the same URI (libpq, SQLAlchemy, requests). A URI that they could parse
+differently counts as one of another host. What must not live here: whether the store answers
+(`tracking.probe`), and which stores are trusted (`tracking.trusted_stores`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Deliver queued notifications to a webhook, from a thread that nothing waits for.
+"""Notifications of a sweep: their queue, a table of the outbox, and a thread that posts them.
 
-A notification leaves the queue when the webhook has answered with a status from 200 to 299. After
-a kill, the next driver posts it again with the same id. What must not live here: what a
-notification says, and HTTP (`tracking.notifications`).
+An id is queued once, whatever a resumed driver repeats. A notification leaves the queue when the
+webhook has answered with a status from 200 to 299, and keeps its id. After a kill, the next driver
+posts it again with the same id. The webhook's address is a secret: who knows it can post. No
+message and no exception here contains any part of it. What must not live here: what a notification
+says.
 """
 
 from __future__ import annotations

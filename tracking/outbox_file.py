@@ -1,6 +1,8 @@
-"""The outbox's SQLite file: its name and tables, opening it, its transactions and its lock.
+"""The files of an outbox: SQLite's with its tables and its lock, and copies of waiting artifacts.
 
-What must not live here: what the records mean.
+Each copy is synced before it is queued. It has a directory of its own and keeps its file name,
+because the server names the artifact after it. What must not live here: what the records mean, and
+when a copy is made or delivered (`outbox`, `delivery`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Find which processes of this machine have locked a file.
+"""Processes of this machine: which of them have locked a file, and ones that get only spare time.
 
 The kernel lists locks, also those of other users, in /proc/locks. Asking with `fcntl` would need
-the file to be opened, and closing it would release SQLite's own locks of this process. What must
-not live here: what to do about a holder.
+the file to be opened, and closing it would release SQLite's own locks of this process.
+
+For an idle process niceness is not enough: Ray starts its workers at niceness 15, and a process at
+19 still takes a third of a processor beside one of them. In the class SCHED_IDLE it may get no
+time for a whole second on a busy machine, so it should hold locks only briefly. What must not live
+here: what to do about a holder, and what an idle process does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a sweep asks of a tracking service: a recorder, its delivery, and what the service holds.
 
-`tracking.trackers` chooses a tracker by the address. What must not live here: any service, and
-imports that take long.
+`tracking.trackers` chooses a tracker by the address. What must not live here: any service, how a
+store is read (`store_reader`), and imports that take long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Choose the tracker for an address.
+"""The trackers, and the choice of one for an address; MLflow's is the only one today.
 
-A new tracker needs a class in a module of its own, and a line here. What must not live here: what
-a tracker does.
+A new tracker needs a class and a line in `TRACKERS`. What must not live here: the calls of
+MLflow's client (`mlflow_server`), and how a store is checked and read (`probe`, `store_reader`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A sweep's directory names its stores, and another user may have planted the dire
 address in a spec is not enough. Before any connection, this user must have trusted the store: on a
 command line, in the environment, or with `sweep trust`. Trusted stores are kept in a file:
 
-    $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `store_origin`
+    $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `address`
 
 The environment variable `SWEEP_TRUSTED_STORES` may hold more. What must not live here: who owns a
 sweep, and connections.

@@ -1,11 +1,15 @@
-"""The server process of `sweep ui`: MLflow's pages with access control.
+"""The server process of `sweep ui`: MLflow's pages, a secret per start, and a list of requests.
 
     python -P -m tracking.ui_app FD DIR
 
 FD is the inherited listening socket, so that no other process can take the port; DIR is the
 directory of artifacts. The store's URI and the secret are in the environment, because other users
-can read a command line. What must not live here: what is allowed (`tracking.ui_app`,
-`tracking.ui_artifacts`), and starting this process (`tracking.ui`).
+can read a command line.
+
+Other users of the machine can reach the port. So each request needs a cookie, which only the link
+with the secret sets. A request that is not in the list is refused, because many of MLflow's
+endpoints read and write files as the user who runs the server. What must not live here: access to
+artifacts (`tracking.ui_artifacts`), and starting this process (`tracking.ui`).
 """
 
 from __future__ import annotations
@@ -23,28 +27,6 @@ from urllib.parse import parse_qs
 
 ENV_LOGIN = "SWEEP_UI_LOGIN"
 ENV_STORE = "MLFLOW_BACKEND_STORE_URI"
-
-
-def main(descriptor: int, artifacts: Path) -> None:
-    """Serve until SIGTERM."""
-    login = os.environ.pop(ENV_LOGIN)
-    import uvicorn
-
-    from tracking.mlflow_compat import BROWSER_SETTINGS, make_pages
-    from tracking.ui_app import Guard
-    from tracking.ui_artifacts import below
-
-    listener = socket.socket(fileno=descriptor)
-    pages = make_pages(os.environ[ENV_STORE], artifacts, below(artifacts))
-    guarded = Guard(pages, login, listener.getsockname()[1], BROWSER_SETTINGS)
-    # no access log: it would contain the secret of the link
-    config = uvicorn.Config(guarded, access_log=False, log_level="info", proxy_headers=False)
-    uvicorn.Server(config).run(sockets=[listener])
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
-
 
 LOGIN = "login"
 """The name of the secret in the link's query."""
@@ -191,3 +173,23 @@ async def _answer(send: _Send, status: int, body: bytes, *headers: tuple[str, st
     encoded = [(name.encode(), value.encode()) for name, value in (*always, *headers)]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})
+
+
+def main(descriptor: int, artifacts: Path) -> None:
+    """Serve until SIGTERM."""
+    login = os.environ.pop(ENV_LOGIN)
+    import uvicorn
+
+    from tracking.mlflow_compat import BROWSER_SETTINGS, make_pages
+    from tracking.ui_artifacts import below
+
+    listener = socket.socket(fileno=descriptor)
+    pages = make_pages(os.environ[ENV_STORE], artifacts, below(artifacts))
+    guarded = Guard(pages, login, listener.getsockname()[1], BROWSER_SETTINGS)
+    # no access log: it would contain the secret of the link
+    config = uvicorn.Config(guarded, access_log=False, log_level="info", proxy_headers=False)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

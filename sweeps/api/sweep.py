@@ -1,4 +1,4 @@
-"""A sweep from Python: write it, run it, watch it, read it, draw it.
+"""A sweep from Python: write it, run it, watch it, read it, draw it, compare it with others.
 
 What must not live here: how a sweep runs (`sweep run`, in a child process), and what is printed.
 """

@@ -1,6 +1,6 @@
 """One trial of a sweep, for reading.
 
-What must not live here: DataFrames (`view.frames`), and whole sweeps (`sweep`).
+What must not live here: DataFrames (`view.tables`), and whole sweeps (`sweep`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from sweeps.cli import inspect
-from sweeps.cli.check import audit, check, doctor, plan
+from sweeps.cli.check import check, doctor, plan
 from sweeps.cli.confirm import confirm, retry
 from sweeps.cli.console import (
     Commands,
@@ -34,7 +34,7 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.inspect import du, export, logs
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.result_checks import evaluate, reproduce, verify
+from sweeps.cli.result_checks import audit, evaluate, reproduce, verify
 from sweeps.cli.run import clone, init, resume, run, stop
 from sweeps.cli.stores import rm, sync, trust, ui
 from sweeps.exit_codes import WRONG_INPUT

@@ -1,6 +1,6 @@
-"""`sweep check` and `sweep doctor`: print what was found about a spec, a sweep and this machine.
+"""What is known before a sweep runs: `sweep check`, `sweep plan` and `sweep doctor`.
 
-What must not live here: the checks (`run.check`, `run.doctor`).
+What must not live here: the checks (`run.check`, `run.doctor`) and the numbers (`trust.plan`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from rich.text import Text
 from sweeps.cli.console import (
     AsJson,
     File,
-    Name,
     Overrides,
     Root,
     err,
@@ -29,16 +28,14 @@ from sweeps.cli.console import (
     path_option,
     read_whole,
     show_found,
-    view_of,
 )
-from sweeps.cli.plain_console import line, plain_table
+from sweeps.cli.plain_console import plain_table
 from sweeps.exit_codes import WRONG_INPUT
 from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
     from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.run.check import CheckResult
-    from sweeps.trust.audit.read import Audit
     from sweeps.trust.plan import PlanOption, PlanResult
 
 
@@ -258,42 +255,3 @@ def _time(plan: SweepPlan) -> str:
     from sweeps.formatting import format_duration
 
     return format_duration(plan.seconds)
-
-
-_STYLES = {"pass": "green", "warn": "yellow", "not enough data": "dim"}
-
-
-def audit(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Check whether a sweep's result can be trusted: eight cards, each with its evidence."""
-    from sweeps.trust.audit.read import audit_sweep
-
-    with input_errors():
-        found = audit_sweep(view_of(name, root))
-    show_found(found.as_dict() if as_json else found, as_json, lambda: _cards(found))
-
-
-def _cards(found: Audit) -> RenderableType:
-    """Return the cards, one below the other."""
-    parts: list[RenderableType] = []
-    spec = found.view.spec
-    if len(spec.metrics) > 1:
-        parts.append(Text(f"The cards look at the first metric, {spec.metrics[0]}.\n"))
-    for card in found.cards:
-        verdict = card.verdict if card.verdict == "not enough data" else card.verdict.upper()
-        parts += [
-            Text.assemble(
-                (verdict, _STYLES[card.verdict]), "  ", (card.question, "bold"), f"  ({card.id})"
-            ),
-            Text(card.evidence),
-        ]
-        command = found.command(card)
-        if card.remedy is not None and command is not None:
-            parts.append(line(f"{card.remedy}: {command}"))
-        elif card.remedy is not None:
-            parts.append(Text(card.remedy))
-        parts.append(Text())
-    count = len(found.cards)
-    parts.append(
-        Text(f"{len(found.warned)} of {count} cards warn, from {found.num_trials} ended trials")
-    )
-    return Group(*parts)

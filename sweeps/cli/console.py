@@ -1,6 +1,7 @@
-"""Shared by all commands: options, the two consoles, and the mapping of errors to exit codes.
+"""Shared by all commands: options and what a shell completes, the consoles, errors as exit codes.
 
-What must not live here: any command.
+The shell runs `sweep` for each press of the Tab key, so completion reads nothing but names of
+directories, and nothing slow is imported. What must not live here: any command.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Messages of the commands that change a sweep: before the start, at the end, the next command.
 
-The last line of an abnormal end is the command that continues. What must not live here: tables
-(`render`), and deciding how a sweep ended (`sweep_view`).
+The last line of an abnormal end is the command that continues. The end of a sweep with several
+metrics is its Pareto front. What must not live here: tables of trials (`render`), and deciding how
+a sweep ended (`sweep_view`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from sweeps.cli import messages
 from sweeps.cli.plain_console import PlainConsole, line, plain_table
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import (
@@ -62,7 +62,7 @@ def outcome(
     sweep = paths.command
     several = len(result.metrics) > 1
     if several:
-        messages.front_outcome(out, result)
+        front_outcome(out, result)
     elif result.best:
         (best,) = result.best
         value = format_number(best.value)

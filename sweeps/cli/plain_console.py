@@ -1,6 +1,6 @@
-"""A Rich console that prints text literally: paths, values and errors are not markup.
+"""How text reaches the terminal: literally, without markup, in lines and in tables.
 
-What must not live here: any message.
+What must not live here: any message, and the content of a table.
 """
 
 from __future__ import annotations

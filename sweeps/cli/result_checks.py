@@ -1,6 +1,6 @@
-"""`sweep reproduce`: train a trial again, and print whether it is the same bit for bit.
+"""Whether a result holds: `sweep audit`, `sweep test`, `sweep reproduce` and `sweep verify`.
 
-What must not live here: training and comparing (`trust.reproduction`).
+What must not live here: finding that out (`trust`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sweeps.exit_codes import LATE, NO_SUCCESS
 from sweeps.formatting import format_best, format_time, joined
 
 if TYPE_CHECKING:
+    from sweeps.trust.audit.read import Audit
     from sweeps.trust.evaluation import TrialTest
     from sweeps.trust.reproduced import Reproduction, StateCheck
     from sweeps.trust.verification import Verification
@@ -241,3 +242,42 @@ def _shown(done: TrialTest, view: SweepView) -> RenderableType:
         waiting = f"{done.pending} records are not delivered to the tracking store yet"
         lines.append(line(f"{waiting}; deliver them with: {view.paths.command('sync')}"))
     return Group(*lines)
+
+
+_STYLES = {"pass": "green", "warn": "yellow", "not enough data": "dim"}
+
+
+def audit(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+    """Check whether a sweep's result can be trusted: eight cards, each with its evidence."""
+    from sweeps.trust.audit.read import audit_sweep
+
+    with input_errors():
+        found = audit_sweep(view_of(name, root))
+    show_found(found.as_dict() if as_json else found, as_json, lambda: _cards(found))
+
+
+def _cards(found: Audit) -> RenderableType:
+    """Return the cards, one below the other."""
+    parts: list[RenderableType] = []
+    spec = found.view.spec
+    if len(spec.metrics) > 1:
+        parts.append(Text(f"The cards look at the first metric, {spec.metrics[0]}.\n"))
+    for card in found.cards:
+        verdict = card.verdict if card.verdict == "not enough data" else card.verdict.upper()
+        parts += [
+            Text.assemble(
+                (verdict, _STYLES[card.verdict]), "  ", (card.question, "bold"), f"  ({card.id})"
+            ),
+            Text(card.evidence),
+        ]
+        command = found.command(card)
+        if card.remedy is not None and command is not None:
+            parts.append(line(f"{card.remedy}: {command}"))
+        elif card.remedy is not None:
+            parts.append(Text(card.remedy))
+        parts.append(Text())
+    count = len(found.cards)
+    parts.append(
+        Text(f"{len(found.warned)} of {count} cards warn, from {found.num_trials} ended trials")
+    )
+    return Group(*parts)

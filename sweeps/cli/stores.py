@@ -1,6 +1,6 @@
 """The commands about what is stored: sync, ui, trust and rm.
 
-What must not live here: what they do (`operations`).
+What must not live here: what they do (`run`).
 """
 
 from __future__ import annotations

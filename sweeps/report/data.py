@@ -1,6 +1,6 @@
 """The data of a report's figures, read once, and what the figures share.
 
-What must not live here: drawing (`report_figures`, `report_value_figures`).
+What must not live here: drawing (`figures`).
 """
 
 from __future__ import annotations

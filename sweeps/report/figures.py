@@ -1,7 +1,8 @@
 """The figures of a sweep's report, each with a sentence that explains it.
 
-Those that show values over parameters are in `report_value_figures`. The others show how trials
-ran and ended, and what they logged. What must not live here: summary and tables (`report`).
+The first ones show values over parameters: each compares trials at one epoch
+(`SweepData.compared`), over the whole searched range. The others show how trials ran and ended,
+and what they logged. What must not live here: summary and tables (`report`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m sweeps.report.report ROOT NAME TARGET
 
 writes it. It is a program of its own because Plotly and Optuna would stay in the driver's memory.
-What must not live here: the page's HTML (`report_page`), and data that are neither from the ledger
-nor from the trials' metrics.
+What must not live here: the page's HTML (`page`), and data that are neither from the ledger nor
+from the trials' metrics.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Follow the trials of a running sweep, for a display.
+"""Follow a running sweep: its trials, what they print, and how long it still takes.
 
-What must not live here: printing, and the layout of a table (`cli.tables`).
+What must not live here: printing, the layout of a table (`cli`), and writing a trial's log
+(`trainable.trial_log`).
 """
 
 from __future__ import annotations

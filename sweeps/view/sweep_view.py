@@ -1,4 +1,4 @@
-"""The status of a sweep, read from its ledger, lock, outbox and checkpoints.
+"""What is known of a sweep, read from its ledger, lock, outbox and checkpoints.
 
 It can be read from another process while the sweep runs. What must not live here: printing, and
 anything that writes to a sweep.

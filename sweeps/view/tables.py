@@ -1,7 +1,6 @@
-"""Trials and curves of a sweep as pandas DataFrames, read from its ledger and its
-trials' files, and written as CSV or Parquet.
+"""Trials and curves of a sweep as tables: the rows of `sweep trials`, DataFrames, CSV, Parquet.
 
-What must not live here: what a trial is (`ledger.trials`).
+What must not live here: what a trial is (`ledger.trials`), and tables for a terminal (`cli`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a sweep has taken, against what was planned, and what stopping saved.
+"""What a sweep has taken: its time, against what was planned, and its space by kind of file.
 
 The time of a trial is what its workers trained it, all attempts together; the time on devices is
-this times the CPUs and GPUs of each attempt. What must not live here: the plan of a sweep that has
-not begun (`engine.sweep_plan`), and how much is left (`remaining_time`).
+this times the CPUs and GPUs of each attempt. Symbolic links are not followed. What must not live
+here: the plan of a sweep that has not begun (`engine.sweep_plan`), how much is left
+(`sweep_progress`), and removing files (`run.removal`).
 """
 
 from __future__ import annotations
