@@ -17,35 +17,35 @@ complete_account()
 
 if TYPE_CHECKING:
     from sweeps.api.command import SweepCommandError as SweepCommandError
-    from sweeps.api.comparison import Comparison as Comparison
-    from sweeps.api.comparison import compare as compare
+    from sweeps.api.sweep import Comparison as Comparison
     from sweeps.api.sweep import Figures as Figures
     from sweeps.api.sweep import Sweep as Sweep
+    from sweeps.api.sweep import compare as compare
     from sweeps.api.trial import Trial as Trial
     from sweeps.errors import SpecError as SpecError
     from sweeps.errors import UserError as UserError
-    from sweeps.report.report_data import NotEnough as NotEnough
+    from sweeps.report.data import NotEnough as NotEnough
     from sweeps.view.compare import Incomparable as Incomparable
-    from sweeps.view.sweep_status import NoBest as NoBest
-    from sweeps.view.sweep_status import NoChoice as NoChoice
-    from sweeps.view.sweep_status import UnknownSweep as UnknownSweep
-    from sweeps.view.sweep_status import UnknownTrial as UnknownTrial
+    from sweeps.view.sweep_view import NoBest as NoBest
+    from sweeps.view.sweep_view import NoChoice as NoChoice
+    from sweeps.view.sweep_view import UnknownSweep as UnknownSweep
+    from sweeps.view.sweep_view import UnknownTrial as UnknownTrial
 
 _MODULES = {
-    "Comparison": "api.comparison",
+    "Comparison": "api.sweep",
     "Figures": "api.sweep",
     "Incomparable": "view.compare",
-    "NoBest": "view.sweep_status",
-    "NoChoice": "view.sweep_status",
-    "NotEnough": "report.report_data",
+    "NoBest": "view.sweep_view",
+    "NoChoice": "view.sweep_view",
+    "NotEnough": "report.data",
     "SpecError": "errors",
     "Sweep": "api.sweep",
     "SweepCommandError": "api.command",
     "Trial": "api.trial",
-    "UnknownSweep": "view.sweep_status",
-    "UnknownTrial": "view.sweep_status",
+    "UnknownSweep": "view.sweep_view",
+    "UnknownTrial": "view.sweep_view",
     "UserError": "errors",
-    "compare": "api.comparison",
+    "compare": "api.sweep",
 }
 
 __all__ = sorted(_MODULES)

@@ -24,15 +24,17 @@ from sweeps.paths import RESERVED_NAMES, SweepPaths, artifact_root, tracking_pla
 from sweeps.spec.document import AFTER_THE_FILE, Document
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
-from tracking.address import CREDENTIALS, file_path, sqlite_file, sqlite_uri
+from tracking.address import CREDENTIALS, file_path, is_file, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
-from tracking.notification_delivery import NotificationDelivery
-from tracking.notification_queue import NotificationQueue, Undelivered
+from tracking.notifications import (
+    NotificationDelivery,
+    NotificationQueue,
+    Undelivered,
+    address_fault,
+)
 from tracking.outbox_recorder import open_recorder
 from tracking.outbox_status import read_outbox
-from tracking.store_origin import is_file
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import OpenTracker, TrackedSweep, Tracker
+from tracking.tracker import OpenTracker, StoreUnreadable, TrackedSweep, Tracker
 from tracking.trackers import choose_tracker
 from tracking.trusted_stores import (
     StoreUntrusted,
@@ -40,7 +42,6 @@ from tracking.trusted_stores import (
     check_trusted,
     is_trusted_directory,
 )
-from tracking.webhook import address_fault
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.store.generations import RunFiles
 from trainable.store.locate import files_of

@@ -14,9 +14,8 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from tracking.address import file_path
+from tracking.address import file_path, is_file
 from tracking.mlflow_compat import ARTIFACT_ADDRESSES, EXPERIMENT_ADDRESSES_QUERY
-from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, is_trusted_directory
 
 _SECONDS = 30.0

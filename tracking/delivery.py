@@ -17,10 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from redaction.secrets import redact
-from tracking.batching import Batch, Record
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
-from tracking.outbox import SWEEP, Outbox
+from tracking.outbox import SWEEP, Batch, Outbox, Record
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, TAG_REPEATS, as_number
 
 logger = logging.getLogger("tracking")

@@ -33,7 +33,7 @@ from tracking.delivery_loop import (
     DeliveryProgress,
     Destination,
 )
-from tracking.idle_process import raise_priority, start_idle
+from tracking.processes import raise_priority, start_idle
 
 _PATIENCE_SECONDS = (0.5, 30.0)
 

@@ -233,7 +233,7 @@ BROWSER_SETTINGS = {
 }
 """What MLflow's pages keep in a browser's local storage, with values in JSON. By the first, the
 page of a run is that of a training run, which begins with the description. By the second, the
-assistant does not open by itself: it takes a quarter of the page, and `tracking.ui_guard` refuses
+assistant does not open by itself: it takes a quarter of the page, and `tracking.ui_app` refuses
 its requests."""
 
 BACKEND_VARIABLE = "_MLFLOW_SERVER_FILE_STORE"

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from redaction.secrets import redact_value
-from tracking.batching import Kind
 from tracking.delivery import TrackingServer, logger
 from tracking.delivery_loop import DeliveryThread, Destination
 from tracking.delivery_process import DeliveryProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
 from tracking.metric_points import MetricRow
-from tracking.outbox import SWEEP, Outbox
+from tracking.outbox import SWEEP, Kind, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Status, stored_status
 from tracking.tracker import OpenTracker, TrackedSweep, Tracker

@@ -39,7 +39,7 @@ from tracking.mlflow_compat import (
     TAGS_QUERY,
 )
 from tracking.outbox import SWEEP
-from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, StoreUnreadable
+from tracking.tracker import Curve, RunData, StoredRun, StoreReader, StoreUnreadable
 from tracking.trusted_stores import StoreUntrusted, check_artifacts
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A sweep's directory names its stores, and another user may have planted the dire
 address in a spec is not enough. Before any connection, this user must have trusted the store: on a
 command line, in the environment, or with `sweep trust`. Trusted stores are kept in a file:
 
-    $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `store_origin`
+    $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `address`
 
 The environment variable `SWEEP_TRUSTED_STORES` may hold more. What must not live here: who owns a
 sweep, and connections.
@@ -23,8 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from tracking.address import file_path
-from tracking.store_origin import (
+from tracking.address import (
+    file_path,
     is_file,
     is_libpq,
     is_local,

@@ -1,7 +1,7 @@
 """Start the server of MLflow's user interface, and build the URLs of its pages.
 
 The server is a child process on this machine's loopback. It answers only a browser that has opened
-its link (`tracking.ui_guard`). What must not live here: mlflow as an import, opening a browser,
+its link (`tracking.ui_app`). What must not live here: mlflow as an import, opening a browser,
 printing.
 """
 
@@ -27,8 +27,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from redaction.secrets import redact
 from tracking.address import is_server
-from tracking.ui_app import ENV_LOGIN, ENV_STORE
-from tracking.ui_guard import LOGIN, cookie_name
+from tracking.ui_app import ENV_LOGIN, ENV_STORE, LOGIN, cookie_name
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
 """The default address of the user interface."""

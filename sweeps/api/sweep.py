@@ -1,4 +1,4 @@
-"""A sweep from Python: write it, run it, watch it, read it, draw it.
+"""A sweep from Python: write it, run it, watch it, read it, draw it, compare it with others.
 
 What must not live here: how a sweep runs (`sweep run`, in a child process), and what is printed.
 """
@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_position
 from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirmation import confirmed_trial, find_confirmation
-from sweeps.view.frames import curves_frame, trials_frame
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.compare import compare as compare_views
+from sweeps.view.sweep_view import SweepView
+from sweeps.view.tables import curves_frame, leaders_frame, trials_frame
 
 if TYPE_CHECKING:
     import optuna
@@ -120,7 +122,7 @@ class Sweep:
         Raises:
             UnknownSweep: There is no such sweep below the root.
         """
-        view = SweepStatus.open(name, root)
+        view = SweepView.open(name, root)
         sweep = cls.__new__(cls)
         sweep._begin(view.paths.root, view.spec)
         return sweep
@@ -321,7 +323,7 @@ class Sweep:
     def _continue(self, command: str, overrides: Mapping[str, Any] | None, *words: str) -> Sweep:
         changed = (f"-s{setting}" for setting in override_texts(overrides))
         self._drive(command, self.name, *changed, *words, *self._root())
-        self._spec = SweepStatus(self.paths).spec
+        self._spec = SweepView(self.paths).spec
         return self
 
     def _drive(self, *arguments: str, note: str = "") -> None:
@@ -334,8 +336,8 @@ class Sweep:
     def _written(self) -> AbstractContextManager[list[str]]:
         return written_file(self.name, self._file, self._overrides, self._text)
 
-    def _view(self) -> SweepStatus:
-        return SweepStatus(self.paths)
+    def _view(self) -> SweepView:
+        return SweepView(self.paths)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -496,7 +498,7 @@ class Sweep:
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        from sweeps.report.sweep_figures import copy_study  # loads Optuna
+        from sweeps.report.figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
 
@@ -604,7 +606,7 @@ def progress_bar(
 
         def update() -> None:
             try:
-                found = SweepStatus(paths).status()
+                found = SweepView(paths).status()
             except (ValueError, LedgerError, RevisionError, SpecError, OSError):
                 return  # it has not begun, or is just being written
             bar.total = found["num_trials"]
@@ -672,6 +674,48 @@ class Figures:
         return self._draw("Pareto front")
 
     def _draw(self, title: str) -> go.Figure:
-        from sweeps.report.sweep_figures import draw_figure  # loads Optuna and Plotly
+        from sweeps.report.figures import draw_figure  # loads Optuna and Plotly
 
         return draw_figure(self._paths, title)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The best trials of several sweeps, and how they differ: what `sweep compare` prints.
+
+    Attributes:
+        leaders: One row for each of the best trials, the best first, by `sweep` and `trial`. The
+            columns are `state`; the metrics by which the trials were chosen; with several metrics
+            `pareto`, whether no other trial beats it; `epochs`, `attempts`, `seconds`,
+            `clip_fraction` and `run_id`; and each parameter in which these trials differ, by its
+            dotted key.
+        same: The searched parameters in which they do not differ, with their values.
+    """
+
+    leaders: pd.DataFrame
+    same: dict[str, Any]
+
+
+def compare(*sweeps: Sweep, top: int = 5) -> Comparison:
+    """Compare the best trials of one or several sweeps that have the same metric.
+
+    Examples:
+        >>> from sweeps import Sweep, compare
+        >>> found = compare(Sweep.open("digits"), Sweep.open("wider"), top=3)
+        >>> found.leaders[["state", "val/loss", "train.optimizer.lr"]]
+        >>> found.same
+
+    Args:
+        sweeps: The sweeps.
+        top: How many of the best trials of each sweep.
+
+    Raises:
+        Incomparable: The sweeps do not have the same metric, mode and `select`.
+        UnknownSweep: A sweep has not begun.
+        ValueError: No sweep is given.
+    """
+    if not sweeps or top < 1:
+        raise ValueError("compare() needs at least one sweep, and a `top` of at least 1")
+    views = {sweep.paths.directory: SweepView(sweep.paths) for sweep in sweeps}
+    found = compare_views(list(views.values()), top=top)
+    return Comparison(leaders_frame(found), found["same"])

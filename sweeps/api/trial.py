@@ -1,6 +1,6 @@
 """One trial of a sweep, for reading.
 
-What must not live here: DataFrames (`view.frames`), and whole sweeps (`sweep`).
+What must not live here: DataFrames (`view.tables`), and whole sweeps (`sweep`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from sweeps.api.command import run_command
 from sweeps.artifacts import publish
 from sweeps.run.trial_process import checked_config
 from sweeps.spec.space import configured
-from sweeps.view.frames import best_metrics, curves_frame
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
+from sweeps.view.tables import best_metrics, curves_frame
 from trainable.config import TrialConfig
 from trainable.store.tested import read_tested
 
@@ -48,7 +48,7 @@ class Trial:
         run_id: Its run in MLflow; None until it has been delivered.
     """
 
-    def __init__(self, view: SweepStatus, record: TrialSummary) -> None:
+    def __init__(self, view: SweepView, record: TrialSummary) -> None:
         self._view, self._record = view, record
         self.number: int = record.number
         self.state: str = view.trial_state(record)

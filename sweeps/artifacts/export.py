@@ -32,7 +32,7 @@ from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.stores import best_generation
-from sweeps.view.sweep_status import NoBest, SweepStatus
+from sweeps.view.sweep_view import NoBest, SweepView
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
@@ -43,7 +43,7 @@ _ASIDE = ".export-"
 _FILES = (WEIGHTS, TRAINED_WEIGHTS, TRIAL_CONFIG, FILE_NAME)
 
 
-def export_best(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
+def export_best(view: SweepView, directory: Path, trial: int | None = None) -> list[Path]:
     """Write the best trial's weights and resolved configuration into a new directory.
 
     The files are moved there when all are complete. What an export left that was killed is
@@ -72,7 +72,7 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
         return [path.rename(directory / path.name) for path in written]
 
 
-def _standing(view: SweepStatus, record: TrialSummary) -> str:
+def _standing(view: SweepView, record: TrialSummary) -> str:
     """Return a trial's place among the trials of its sweep, for the model card."""
     if view.several:
         return ON_THE_FRONT if record in view.ledger.front() else "not on the Pareto front"

@@ -16,7 +16,7 @@ from pathlib import Path
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.stores import best_generation, reach_tracking
-from sweeps.view.sweep_status import NoBest, SweepStatus
+from sweeps.view.sweep_view import NoBest, SweepView
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
@@ -28,7 +28,7 @@ _OURS = ("sweeps", "trainable", "tracking", "redaction")
 """Modules without which a registered model must load."""
 
 
-def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) -> str:
+def register_best(view: SweepView, number: int, model: str, *, pickled: bool) -> str:
     """Register the model of a trial's best checkpoint."""
     record = view.record(number)
     generation = best_generation(view.paths, view.spec, record)
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     root, name, number, model, form = arguments
     prepare_process()
     try:
-        view = SweepStatus(SweepPaths(Path(root), name))
+        view = SweepView(SweepPaths(Path(root), name))
         version = register_best(view, int(number), model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
         exit_with(error)

@@ -12,10 +12,10 @@ from sweeps.artifacts.export import draw_report, export_best, register_best
 from sweeps.path_checks import check_file, check_private, make_private, write_file
 from sweeps.paths import check_name
 from sweeps.stores import check_below_root, check_no_copy, reach_tracking
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 
-def check(view: SweepStatus, *, directory: Path | None = None, model: str | None = None) -> None:
+def check(view: SweepView, *, directory: Path | None = None, model: str | None = None) -> None:
     """Check where a trial is to be exported and under which name it is to be registered."""
     if model is not None:
         check_name(model, model=True)
@@ -26,7 +26,7 @@ def check(view: SweepStatus, *, directory: Path | None = None, model: str | None
         check_private(directory, "--export")
 
 
-def export(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
+def export(view: SweepView, directory: Path, trial: int | None = None) -> list[Path]:
     """Write a trial's weights, configuration and model card; see `export_best`."""
     check(view, directory=directory)
     with make_private(directory, "--export") as place:
@@ -34,13 +34,13 @@ def export(view: SweepStatus, directory: Path, trial: int | None = None) -> list
     return [directory / file.name for file in written]
 
 
-def register(view: SweepStatus, trial: int, model: str, *, pickled: bool = False) -> str:
+def register(view: SweepView, trial: int, model: str, *, pickled: bool = False) -> str:
     """Register a trial's model in MLflow, and return its version; see `register_best`."""
     check(view, model=model)
     return register_best(view.paths, trial, model, pickled=pickled)
 
 
-def report(view: SweepStatus, target: Path) -> Path:
+def report(view: SweepView, target: Path) -> Path:
     """Write a sweep's report as a page of HTML."""
     check_file(target, "--output")
     with tempfile.TemporaryDirectory(prefix="sweep-report-") as made:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from sweeps.cli import inspect
-from sweeps.cli.check import check, doctor
+from sweeps.cli.check import check, doctor, plan
 from sweeps.cli.confirm import confirm, retry
 from sweeps.cli.console import (
     Commands,
@@ -33,13 +33,10 @@ from sweeps.cli.console import (
     view_of,
 )
 from sweeps.cli.inspect import du, export, logs
-from sweeps.cli.plan import audit, plan
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.reproduce import reproduce
+from sweeps.cli.result_checks import audit, evaluate, reproduce, verify
 from sweeps.cli.run import clone, init, resume, run, stop
 from sweeps.cli.stores import rm, sync, trust, ui
-from sweeps.cli.test import evaluate
-from sweeps.cli.verify import verify
 from sweeps.errors import WRONG_INPUT
 from trainable.store.private_files import keep_files_private
 

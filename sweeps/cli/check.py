@@ -1,12 +1,14 @@
-"""`sweep check` and `sweep doctor`: print what was found about a spec, a sweep and this machine.
+"""What is known before a sweep runs: `sweep check`, `sweep plan` and `sweep doctor`.
 
-What must not live here: the checks (`run.check`, `run.doctor`).
+What must not live here: the checks (`run.check`, `run.doctor`) and the numbers (`trust.plan`).
 """
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,14 +21,22 @@ from sweeps.cli.console import (
     Overrides,
     Root,
     err,
+    fail,
     input_errors,
     loaded,
     out,
+    path_option,
+    read_whole,
     show_found,
 )
+from sweeps.cli.plain_console import plain_table
+from sweeps.errors import WRONG_INPUT
+from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
+    from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.run.check import CheckResult
+    from sweeps.trust.plan import PlanOption, PlanResult
 
 
 def check(
@@ -94,3 +104,154 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
     )
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+_MOST_HOURS = 1e6
+
+
+def _read_hours(text: object) -> float:
+    """Parse a number of hours."""
+    try:
+        hours = float(str(text))
+    except ValueError:
+        hours = 0.0
+    if 0 < hours <= _MOST_HOURS:
+        return hours
+    from sweeps.formatting import quoted
+
+    raise typer.BadParameter(
+        f"{quoted(str(text))} is not valid; it must be a number above 0 and at most "
+        f"{_MOST_HOURS:,.0f}; write for example 8"
+    )
+
+
+def plan(
+    file: File,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--hours",
+            parser=_read_hours,
+            metavar="H",
+            help="Find how many trials end within so many hours.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials",
+            parser=read_whole(1),
+            metavar="N",
+            help="Plan so many trials instead of those of the spec.",
+        ),
+    ] = None,
+    settings: Overrides = None,
+    write: Annotated[
+        Path | None,
+        path_option(
+            "--write", "NEW", "Write the spec with that number of trials into a new file."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a sweep would take by measured steps, and what hours buy; starts nothing."""
+    from sweeps.cli import messages
+    from sweeps.errors import UserError
+    from sweeps.spec.spec import load_with_positions
+    from sweeps.trust.plan import plan_sweep, write_plan
+
+    if hours is not None and trials is not None:
+        fail("--hours and --trials exclude each other; omit one of them", code=WRONG_INPUT)
+    with input_errors():
+        given = [*(settings or []), *([] if trials is None else [f"trials={trials}"])]
+        spec, document = load_with_positions(file, given)
+        if write is not None and write.exists():
+            raise UserError(
+                f"{write} exists already; nothing is overwritten; remove it, or choose another "
+                "name"
+            )
+        if write is not None:
+            check_file(write, "--write")
+        notes = err if as_json else out
+        for module in spec.modules:  # warn before the import
+            messages.sentence(notes, f"imports {module}, whose code runs", style="")
+        with document.attach_locations(), err.status("measuring some steps"):
+            found = plan_sweep(file, spec, hours=hours, trials=trials, choices=document.choices)
+            if hours is not None and document.choices and found.trials != spec.trials:
+                # `auto` chooses by the number of trials, which the hours decide.
+                spec, document = load_with_positions(file, [*given, f"trials={found.trials}"])
+                found = plan_sweep(file, spec, hours=hours, choices=document.choices)
+        messages.choices(notes, document)
+        changed = None if write is None else write_plan(found, document, write, settings or [])
+    result = found.as_dict() | {"written": None if write is None else str(write)}
+    show_found(result, as_json, lambda: _plan_text(found))
+    if write is not None and not as_json:
+        out.print(f"wrote {write}; changed: {changed}", soft_wrap=True)
+
+
+def _plan_text(found: PlanResult) -> RenderableType:
+    """The plan as text that wraps at words, and a table of what else could be done."""
+    simulation = found.plan.simulation
+    lines: list[RenderableType] = [
+        *(Hanging(f"{word:<10}", sentence) for word, sentence in found.rows()),
+    ]
+    if simulation.repeats:
+        part = (
+            f", each of {simulation.trials:,} of the trials"
+            if simulation.trials < found.plan.trials
+            else ""
+        )
+        lines.append(
+            Hanging(
+                f"{'':<10}",
+                f"simulated: {simulation.repeats} sweeps{part}, with invented curves (power laws "
+                "with noise) of trials drawn at random; a sampler that improves trains more",
+            )
+        )
+    if len(found.options) > 1:
+        lines += [Text(), Text(_title(found)), _table(found.options)]
+    lines += [Text(warning, style="yellow") for warning in found.warnings]
+    return Group(*lines)
+
+
+def _title(found: PlanResult) -> str:
+    if found.hours is not None:
+        return "what 1 hour buys" if found.hours == 1 else f"what {found.hours:g} hours buy"
+    return f"what {found.plan.trials:,} trials take"
+
+
+def _table(options: Sequence[PlanOption]) -> RenderableType:
+    table = plain_table(
+        "stopping",
+        "compared at",
+        "trials",
+        "to the end",
+        "in all",
+        "time",
+        right=("trials", "to the end", "in all", "time"),
+    )
+    for option in options:
+        one = option.plan
+        table.add_row(
+            _difference(option),
+            ", ".join(map(str, one.rungs)) or "-",
+            f"{one.trials:,}",
+            f"{one.simulation.complete:,.0f}",
+            f"{one.expected_epochs:,.0f} {one.report_word}s",
+            _time(one),
+        )
+    return table
+
+
+def _difference(option: PlanOption) -> str:
+    if not option.overrides:
+        return f"{option.plan.rule} (this spec)"
+    if option.plan.simulation.repeats:
+        return ", ".join(f"{k.rpartition('.')[2]} {v}" for k, v in option.overrides.items())
+    return "nothing is stopped"
+
+
+def _time(plan: SweepPlan) -> str:
+    from sweeps.formatting import format_duration
+
+    return format_duration(plan.seconds)

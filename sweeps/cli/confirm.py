@@ -12,7 +12,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sweeps.cli.completion import trial_numbers
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -26,11 +25,11 @@ from sweeps.cli.console import (
     read_numbers,
     read_whole,
     show_found,
+    trial_numbers,
     view_of,
 )
-from sweeps.cli.plain_console import line
+from sweeps.cli.plain_console import line, plain_table
 from sweeps.cli.run import Address, Grace
-from sweeps.cli.tables import plain_table
 from sweeps.errors import NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_number
 
@@ -98,7 +97,7 @@ def confirm(
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.formatting import parse_duration
         from sweeps.trust.confirmation import find_confirmation
-        from sweeps.view.sweep_status import SweepStatus
+        from sweeps.view.sweep_view import SweepView
 
         view = view_of(name, root)
         grace_seconds = parse_duration(grace, "--grace")
@@ -125,7 +124,7 @@ def confirm(
         )
         if code:
             raise typer.Exit(code)
-        found = find_confirmation(SweepStatus(view.paths))
+        found = find_confirmation(SweepView(view.paths))
         assert found is not None
         show_found(found.as_dict(), as_json, lambda: shown(found, view.paths))
         if found.first is None:

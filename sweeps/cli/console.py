@@ -1,10 +1,12 @@
-"""Shared by all commands: options, the two consoles, and the mapping of errors to exit codes.
+"""Shared by all commands: options and what a shell completes, the consoles, errors as exit codes.
 
-What must not live here: any command.
+The shell runs `sweep` for each press of the Tab key, so completion reads nothing but names of
+directories, and nothing slow is imported. What must not live here: any command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -20,15 +22,44 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
-from sweeps.cli.completion import sweep_names, trial_numbers
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.errors import HELD, NO_SUCCESS, WRONG_INPUT
 from trainable.user_code.task_import import restart_in_hash_order
 
+
+def sweep_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sweeps below the root whose names begin so."""
+    from sweeps.paths import list_sweeps, resolve_root
+
+    with contextlib.suppress(ValueError, OSError):  # a shell shows no messages
+        root = ctx.params.get("root")
+        given = set(ctx.params.get("names") or ())
+        names = [paths.name for paths in list_sweeps(resolve_root(root))]
+        return [name for name in names if name.startswith(incomplete) and name not in given]
+    return []
+
+
+def trial_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the trials of the sweep that is named before; those that have a directory."""
+    with contextlib.suppress(ValueError, OSError):
+        numbers = sorted(int(path.name) for path in _trials(ctx) if path.name.isdecimal())
+        return [str(number) for number in numbers if str(number).startswith(incomplete)]
+    return []
+
+
+def _trials(ctx: typer.Context) -> list[Path]:
+    from sweeps.paths import SweepPaths, resolve_root
+
+    # After an option without its value, as in `stop digits --trial`, arguments are not parsed yet.
+    name = ctx.params.get("name") or next(iter(ctx.args), "")
+    paths = SweepPaths(resolve_root(ctx.params.get("root")), name)
+    return list(paths.trial(0).parent.iterdir())
+
+
 if TYPE_CHECKING:
     from sweeps.spec.document import Document
     from sweeps.spec.spec import SweepSpec
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -174,12 +205,12 @@ def _hide_types(params: list[Any]) -> list[Any]:
     return params
 
 
-def view_of(name: str, root: Path | None) -> SweepStatus:
+def view_of(name: str, root: Path | None) -> SweepView:
     """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
     from sweeps.cli import messages
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
-    view = SweepStatus.open(name, root)
+    view = SweepView.open(name, root)
     for warning in view.warnings:
         messages.sentence(err, warning, style="yellow")
     return view

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from sweeps.cli.completion import sweep_names, trial_numbers
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -27,11 +26,12 @@ from sweeps.cli.console import (
     path_option,
     read_whole,
     show_found,
+    sweep_names,
+    trial_numbers,
     trial_option,
     view_of,
 )
-from sweeps.cli.plain_console import line
-from sweeps.cli.tables import TextTable
+from sweeps.cli.plain_console import TextTable, line
 from sweeps.errors import LATE, NO_SUCCESS, WRONG_INPUT
 
 
@@ -39,7 +39,7 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
     from sweeps.cli import messages, render
     from sweeps.paths import resolve_root
-    from sweeps.view.sweep_list import statuses
+    from sweeps.view.sweep_view import statuses
 
     with input_errors():
         where, found = resolve_root(root), []
@@ -115,7 +115,7 @@ def trials(
 ) -> None:
     """List the trials of a sweep."""
     from sweeps.cli import render
-    from sweeps.view.trial_selection import select_rows, to_csv
+    from sweeps.view.tables import select_rows, to_csv
 
     if as_csv and as_json:
         fail("--csv and --json exclude each other; leave one out", code=WRONG_INPUT)
@@ -177,11 +177,11 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps.artifacts import publish
-    from sweeps.cli import pareto, render
+    from sweeps.cli import messages, render
     from sweeps.errors import NoVersion
     from sweeps.run.code_directory import enter_code_directory
     from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
-    from sweeps.view.sweep_status import NoBest
+    from sweeps.view.sweep_view import NoBest
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
@@ -200,7 +200,9 @@ def best(
                 front = view.front()
                 best = [view.trial(record) for record in front]
                 lost = view.lost_weights(*front)
-                show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths, lost))
+                show_found(
+                    best, as_json, lambda: messages.front_table(best, view.spec, view.paths, lost)
+                )
                 return
             found = view.best(trial)
             if (said := leader_in_confirmation(view, found["number"])) is not None:
@@ -325,7 +327,7 @@ def logs(
     root: Root = None,
 ) -> None:
     """Print the output of a trial: its own prints, warnings, and how its process ended."""
-    from sweeps.view.trial_output import trial_output
+    from sweeps.view.sweep_progress import trial_output
 
     with input_errors():
         view = view_of(name, root)
@@ -354,7 +356,7 @@ def du(
     """Show how much space sweeps take: checkpoints, logs, ledger, outbox and report."""
     from sweeps.cli import messages
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.view.disk_usage import sweep_usage, total_usage
+    from sweeps.view.usage import sweep_usage, total_usage
 
     with input_errors(), err.status("measuring"):
         where = resolve_root(root)
@@ -385,7 +387,7 @@ def _everything(found: dict[str, Any]) -> RenderableType:
 
 def _table(sweeps: Sequence[dict[str, Any]]) -> RenderableType:
     from sweeps.formatting import format_bytes
-    from sweeps.view.disk_usage import KINDS
+    from sweeps.view.usage import KINDS
 
     columns = [*KINDS, "total"]
     table = TextTable(["sweep", *columns], right=columns)
@@ -409,7 +411,7 @@ def export(
     root: Root = None,
 ) -> None:
     """Write the trials of a sweep and their curves as CSV or Parquet, also while it runs."""
-    from sweeps.view.frames import write_tables
+    from sweeps.view.tables import write_tables
 
     with input_errors():
         view = view_of(name, root)

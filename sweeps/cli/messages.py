@@ -1,22 +1,31 @@
 """Messages of the commands that change a sweep: before the start, at the end, the next command.
 
-The last line of an abnormal end is the command that continues. What must not live here: tables
-(`render`), and deciding how a sweep ended (`sweep_status`).
+The last line of an abnormal end is the command that continues. The end of a sweep with several
+metrics is its Pareto front. What must not live here: tables of trials (`render`), and deciding how
+a sweep ended (`sweep_view`).
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
-from sweeps.cli import pareto
-from sweeps.cli.plain_console import PlainConsole, line
+from sweeps.cli.plain_console import PlainConsole, line, plain_table
 from sweeps.errors import NO_SUCCESS
-from sweeps.formatting import format_number, joined
+from sweeps.formatting import (
+    format_best,
+    format_cells,
+    format_number,
+    format_parameter,
+    joined,
+    titles,
+)
 from sweeps.paths import SweepPaths, command_line, program_name
 from sweeps.view.observer import ShutdownNotices
 
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
     from sweeps.spec.spec import SweepSpec
     from sweeps.trust.findings import Findings
     from sweeps.view.outcome import SweepFailure, SweepOutcome
-    from tracking.notification_queue import Undelivered
+    from tracking.notifications import Undelivered
 
 
 def outcome(
@@ -52,7 +61,7 @@ def outcome(
     sweep = paths.command
     several = len(result.metrics) > 1
     if several:
-        pareto.outcome(out, result)
+        front_outcome(out, result)
     elif result.best:
         (best,) = result.best
         value = format_number(best.value)
@@ -322,3 +331,60 @@ def _cluster() -> str:
         if option.startswith("--address="):
             return f" {shlex.quote(option)}"
     return ""
+
+
+def front_lines(
+    front: Sequence[Mapping[str, Any]], metrics: Sequence[str]
+) -> list[RenderableType]:
+    """Return the front for `sweep status`, two lines for each trial."""
+    if not front:
+        return []
+    found: list[RenderableType] = [Text(_front_head(len(front)))]
+    for one in front:
+        found.append(Text(f"  trial {one['number']}: {format_best(metrics, one['value'])}"))
+        found.append(Text("      " + joined(one["params"])))
+    return found
+
+
+def front_table(
+    front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths, lost: str | None = None
+) -> RenderableType:
+    """Return the table of `sweep best` without `--trial`.
+
+    Args:
+        front: The trials of the front.
+        spec: The sweep.
+        paths: Its paths.
+        lost: Why none of them has weights; None if one has.
+    """
+    first = ("trial", *spec.metrics, spec.budget.report_word)
+    columns = (*first, *titles(list(spec.space), first))
+    found = plain_table(*columns, right=columns[1:])
+    for one in front:
+        found.add_row(
+            str(one["number"]),
+            *format_cells(one["value"], spec.metrics),
+            str(one["epoch"]),
+            *(format_parameter(one["params"], key) for key in spec.space),
+        )
+    choose = paths.command("best", "--trial", "K", "--export", "DIR")
+    last = f"no weights to export: {lost}" if lost else f"export one of them: {choose}"
+    return Group(Text(_front_head(len(front)), style="bold"), found, line(last))
+
+
+def front_outcome(out: Console, result: SweepOutcome) -> None:
+    """Print the front at the end of a sweep."""
+    if result.best:
+        out.print(_front_head(len(result.best)), style="bold", soft_wrap=True)
+    for one in result.best:
+        trial = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
+        out.print(f"{trial} ({joined(one.best_params)})", soft_wrap=True)
+
+
+def _front_head(count: int) -> str:
+    if count == 1:
+        return "best: one trial, which no other beats in any metric"
+    return (
+        f"best: {count} trials on the Pareto front: none is better than another one in a metric "
+        "without being worse in one"
+    )

@@ -1,15 +1,17 @@
-"""A Rich console that prints text literally: paths, values and errors are not markup.
+"""How text reaches the terminal: literally, without markup, in lines and in tables.
 
-What must not live here: any message.
+What must not live here: any message, and the content of a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from redaction.escapes import printable
@@ -47,3 +49,82 @@ class PlainConsole(Console):
             else:
                 lines = map(printable, part.text.split("\n"))
                 yield Segment("\n".join(lines), part.style)
+
+
+_GAP = 2
+"""Spaces between two columns."""
+
+
+def plain_table(*columns: str, right: Container[str] = ()) -> Table:
+    """Return an empty table without lines; the columns in `right` are right-aligned.
+
+    Print it with `crop=False`: a row of long words may be wider than the terminal.
+    """
+    table = _WordWrappedText(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+class _WordWrappedText(Table):
+    """Rich's table, but it wraps cells only between words and never cuts a word.
+
+    A number without its end is wrong, and a path or an id could not be copied. Trailing blanks of
+    a row are removed: on a narrow terminal they would wrap into empty lines.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            words = [w for cell in (column.header, *column.cells) for w in str(cell).split()]
+            column.min_width = max(map(cell_len, words), default=0)
+        least = sum((column.min_width or 0) + _GAP for column in self.columns)
+        wide = options.update(max_width=max(options.max_width, least))
+        found = super().__rich_console__(console, wide)
+        parts = [part for part in found if isinstance(part, Segment)]
+        for line in Segment.split_lines(parts):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            yield from line
+            yield Segment.line()
+
+
+class TextTable:
+    """A table for many rows, each on one line; line breaks in a cell become blanks.
+
+    Rich measures and wraps every cell of its tables, which takes a second for a thousand trials.
+    This class does so only if the rows are wider than the terminal.
+    """
+
+    def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
+        self.columns, self.right = columns, right
+        self.rows: list[Sequence[str | Text]] = []
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [[_unbroken(cell) for cell in row] for row in self.rows]
+        head: list[str | Text] = [Text(name, style="bold") for name in self.columns]
+        lines = [head, *rows]
+        widths = [
+            max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
+        ]
+        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
+            table = plain_table(*self.columns, right=self.right)
+            for row in rows:
+                table.add_row(*row)
+            yield table
+            return
+        pads = [name in self.right for name in self.columns]
+        for row in lines:
+            for index, (cell, width, right) in enumerate(zip(row, widths, pads, strict=True)):
+                text = str(cell)
+                space = " " * (width - cell_len(text))
+                style = console.get_style(cell.style) if isinstance(cell, Text) else None
+                yield Segment(f"{space}{text}" if right else f"{text}{space}", style)
+                if index < len(widths) - 1:
+                    yield Segment(" " * _GAP)
+            yield Segment.line()
+
+
+def _unbroken(cell: str | Text) -> str | Text:
+    return cell if isinstance(cell, Text) else " ".join(cell.splitlines())

@@ -1,6 +1,6 @@
 """Output of the commands that only read a sweep: tables and lines for the terminal.
 
-What must not live here: finding their content (`sweep_status`, `compare`), the display of a
+What must not live here: finding their content (`sweep_view`, `compare`), the display of a
 running sweep (`run_console`), and the messages of other commands (`messages`).
 """
 
@@ -20,9 +20,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.cli import messages, pareto
-from sweeps.cli.plain_console import line, redraws
-from sweeps.cli.tables import TextTable, plain_table
+from sweeps.cli import messages
+from sweeps.cli.plain_console import TextTable, line, plain_table, redraws
 from sweeps.formatting import (
     format_best,
     format_cells,
@@ -39,9 +38,16 @@ from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_at_end
 from sweeps.trust.health_warnings import health_sentences
-from sweeps.view.remaining_time import DeliveryEstimate, seconds_left
-from sweeps.view.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
-from sweeps.view.sweep_status import STATES, SweepStatus
+from sweeps.view.sweep_progress import (
+    DeliveryEstimate,
+    TrialRow,
+    best_name,
+    best_of,
+    in_order,
+    row_of,
+    seconds_left,
+)
+from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage_at_end
 from trainable.store.tested import latest_tested
 
@@ -90,7 +96,7 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
 
 def status(
     found: dict[str, Any],
-    view: SweepStatus,
+    view: SweepView,
     findings: Findings | None = None,
     audit: Audit | None = None,
 ) -> RenderableType:
@@ -125,7 +131,7 @@ def status(
     if view.stop is not None:
         lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
     if isinstance(found["best"], list):
-        lines += pareto.lines(found["best"], spec.metrics)
+        lines += messages.front_lines(found["best"], spec.metrics)
     elif found["best"] is not None:
         lines.append(
             Text(
@@ -452,7 +458,7 @@ def findings(found: Sequence[Finding]) -> RenderableType:
     return table
 
 
-def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2.0) -> None:
+def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0) -> None:
     """Show a sweep's status until no driver runs it any more.
 
     If the console cannot redraw in place, the status is printed whenever a trial's state or the
@@ -483,7 +489,7 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
 
 
 def _running(
-    console: Console, view: SweepStatus, found: RenderableType, delivery: DeliveryEstimate
+    console: Console, view: SweepView, found: RenderableType, delivery: DeliveryEstimate
 ) -> RenderableType:
     """Return the status of a running sweep, with as many trials as fit on the terminal."""
     last = [f"ran {format_duration(view.ledger.seconds)}"]
@@ -495,7 +501,7 @@ def _running(
     return Group(summary, *_trials_that_fit(console, view, height))
 
 
-def _trials_that_fit(console: Console, view: SweepStatus, height: int) -> list[RenderableType]:
+def _trials_that_fit(console: Console, view: SweepView, height: int) -> list[RenderableType]:
     """Return the table of a sweep's trials with at most so many lines."""
     if not view.records:
         return []

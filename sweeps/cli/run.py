@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from sweeps.cli.completion import trial_numbers
 from sweeps.cli.console import (
     AsJson,
     File,
@@ -27,6 +26,7 @@ from sweeps.cli.console import (
     read_numbers,
     read_path,
     show_found,
+    trial_numbers,
     trial_option,
     view_of,
 )

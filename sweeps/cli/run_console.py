@@ -40,8 +40,7 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_of
 from sweeps.view.observer import ShutdownNotices, TrialProgress
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.remaining_time import DeliveryEstimate
-from sweeps.view.sweep_progress import SweepProgress, best_with_value
+from sweeps.view.sweep_progress import DeliveryEstimate, SweepProgress, best_with_value
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
 from trainable.store.regular_files import IrregularFile

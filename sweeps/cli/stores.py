@@ -1,6 +1,6 @@
 """The commands about what is stored: sync, ui, trust and rm.
 
-What must not live here: what they do (`operations`).
+What must not live here: what they do (`run`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from sweeps.cli.completion import sweep_names
 from sweeps.cli.console import (
     AsJson,
     Name,
@@ -24,6 +23,7 @@ from sweeps.cli.console import (
     out,
     read_whole,
     show_found,
+    sweep_names,
     view_of,
 )
 from sweeps.cli.plain_console import line
@@ -121,7 +121,8 @@ def trust(
     """Allow sending credentials to a store, or writing to a directory outside of a root."""
     from sweeps.cli import messages
     from sweeps.errors import UserError
-    from tracking import store_origin, trusted_stores
+    from tracking import trusted_stores
+    from tracking.address import origin_of
 
     with input_errors():
         for address in addresses or ():
@@ -132,7 +133,7 @@ def trust(
                     "postgresql://db.example"
                 )
         for address in addresses or ():
-            origin = store_origin.origin_of(address)
+            origin = origin_of(address)
             if not forget:
                 trusted_stores.add_trusted(address, explicit=True)
                 what = (

@@ -42,7 +42,7 @@ from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import num_threads
 from sweeps.trust.reproduced import first_difference, machine_differences
 from sweeps.trust.retraining import check_single, last_config, lost_stage, stages
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -53,7 +53,7 @@ from trainable.store.regular_files import replace_regular
 
 if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
     from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
 
@@ -389,7 +389,7 @@ def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
 
 
 def train_again(
-    view: SweepStatus,
+    view: SweepView,
     number: int,
     directory: Path | None,
     console: Console,
@@ -436,7 +436,7 @@ def train_again(
         _compare(view, record, directory, console)
 
 
-def _cautions(view: SweepStatus, record: TrialSummary) -> Iterator[str]:
+def _cautions(view: SweepView, record: TrialSummary) -> Iterator[str]:
     """Yield why the training may not have the same bits, in sentences."""
     found = stages(view, record)
     if lost := lost_stage(record, found):
@@ -452,7 +452,7 @@ def _cautions(view: SweepStatus, record: TrialSummary) -> Iterator[str]:
         yield f"{difference}; the same bits are promised for the same machine and versions alone"
 
 
-def _compare(view: SweepStatus, record: TrialSummary, directory: Path, console: Console) -> None:
+def _compare(view: SweepView, record: TrialSummary, directory: Path, console: Console) -> None:
     trial, again = read_rows(view.paths.trial(record.number)), read_rows(directory)
     if not trial:
         messages.sentence(console, f"trial {record.number} has no curve to compare with", style="")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.optuna_compat import tables
-from tracking.lock_holders import describe_database_lock
+from tracking.processes import describe_database_lock
 from trainable.store.regular_files import check_database
 
 STUDY = "sweep"

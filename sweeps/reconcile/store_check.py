@@ -2,7 +2,7 @@
 
 A store that was restored from an older copy, emptied or edited by hand raises no error. So this
 module compares its contents. It only reads, and keeps one trial's curve in memory at a time. What
-must not live here: reading a store (`tracking.stored_runs`), and sending what it lacks
+must not live here: reading a store (`tracking.tracker`), and sending what it lacks
 (`run.sync`).
 """
 
@@ -30,7 +30,7 @@ from tracking.metric_points import HighWaterMarks
 from tracking.outbox import SWEEP
 from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, choose_runs
+from tracking.tracker import Curve, RunData, StoredRun, StoreReader, choose_runs
 from trainable.store.metrics_file import Row, read_rows
 from trainable.store.tested import tested_rows
 

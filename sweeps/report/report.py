@@ -3,8 +3,8 @@
     python -m sweeps.report.report ROOT NAME TARGET
 
 writes it. It is a program of its own because Plotly and Optuna would stay in the driver's memory.
-What must not live here: the page's HTML (`report_page`), and data that are neither from the ledger
-nor from the trials' metrics.
+What must not live here: the page's HTML (`page`), and data that are neither from the ledger nor
+from the trials' metrics.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sweeps.formatting import (
     joined,
 )
 from sweeps.paths import SweepPaths
-from sweeps.report.report_audit import audit_section
+from sweeps.report.data import NotEnough, SweepData, read_sweep
+from sweeps.report.figures import Figure, figures
+from sweeps.report.page import PageSection, escape, page, table
 from sweeps.report.report_confirmation import confirmed
-from sweeps.report.report_data import NotEnough, SweepData, read_sweep
-from sweeps.report.report_figures import Figure, figures
-from sweeps.report.report_page import PageSection, escape, page, table
+from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.findings import find
 from sweeps.trust.tested_trials import tested_trials
 from sweeps.view.compare import compare
-from sweeps.view.sweep_status import STATES
+from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage
 from trainable.errors import StorageError
 from trainable.failures import exit_with
@@ -235,3 +235,21 @@ def main(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     with without_collection():
         main(sys.argv[1:])
+
+
+def audit_section(view: SweepView) -> PageSection:
+    """Return the cards as a table, and the commands of those that warn."""
+    found = audit_sweep(view)
+    rows = [
+        [card.verdict, card.question, card.evidence, card.remedy or "-"] for card in found.cards
+    ]
+    body = table(["verdict", "question", "evidence", "remedy"], rows)
+    commands = dict.fromkeys(found.command(card) for card in found.warned)
+    shown = "\n".join(command for command in commands if command is not None)
+    if shown:
+        body += f"<p>Commands for the cards that warn:</p><pre>{escape(shown)}</pre>"
+    sentence = (
+        f"Whether the result can be trusted, from {found.num_trials} ended trials: "
+        f"{len(found.warned)} of {len(found.cards)} cards warn."
+    )
+    return PageSection("Audit", sentence, body)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sweeps.formatting import format_number
-from sweeps.report.report_page import PageSection, escape, table
+from sweeps.report.page import PageSection, escape, table
 from sweeps.trust.confirmation import (
     ConfirmedTrial,
     find_confirmation,
     format_chance,
     format_seconds,
 )
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 _HEADS = [
     *("trial", "", "P(best)", "mean", "95 %", "seeds", "search saw", "looked better by"),
@@ -23,7 +23,7 @@ _HEADS = [
 ]
 
 
-def confirmed(view: SweepStatus) -> Iterator[PageSection]:
+def confirmed(view: SweepView) -> Iterator[PageSection]:
     """Yield the section, if leaders were confirmed."""
     found = find_confirmation(view)
     if found is None:

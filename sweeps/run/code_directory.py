@@ -2,7 +2,7 @@
 
 Importing a task runs its code. So a recorded directory counts only if this user's driver recorded
 it for these very files, and no other user could have placed code there. What must not live here:
-the import itself (`trainable.user_code.task_import`), and what is recorded (`below_root`).
+the import itself (`user_code.task_import`), and what is recorded (`stores`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from sweeps.errors import UserError
 from sweeps.paths import leave_directory
 from sweeps.stores import check_owner, place_of
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.store.private_files import NotPrivate, private_directory
 
 
-def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
+def enter_code_directory(view: SweepView, say: Callable[[str], object] = lambda _: None) -> Path:
     """Change to the directory of a sweep's code, if the present one does not have it.
 
     Each command that runs the code of a sweep calls this first.
@@ -44,7 +44,7 @@ def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambd
     return here
 
 
-def _check_recorded(view: SweepStatus, directory: Path) -> None:
+def _check_recorded(view: SweepView, directory: Path) -> None:
     """Check that this user's own driver recorded a directory, to which only the user can write."""
     paths, run_from = view.paths, view.ledger.run_from
     now = place_of(paths)

@@ -123,12 +123,12 @@ def clean_up(root: Path) -> list[Finding]:
 
 def check_sweeps(root: Path) -> list[Finding]:
     """Find inconsistencies between ledger, checkpoints and tracking below `root`; repair none."""
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
     found = []
     for paths in list_sweeps(root):
         try:
-            view = SweepStatus(paths)
+            view = SweepView(paths)
             corrections = view.corrections()
         except (ValueError, OSError, LedgerError, StorageError) as error:
             found.append(Finding("fail", paths.name, str(error), "correct this, then resume"))

@@ -34,16 +34,10 @@ from sweeps.recording.tags import (
 from sweeps.run.confirmed import confirm_rows, confirm_tags
 from sweeps.run.session import SweepSession
 from sweeps.stores import lost_weights
-from sweeps.view.outcome import (
-    SweepFailure,
-    SweepOutcome,
-    Waiting,
-    find_failure,
-    num_retryable,
-)
-from sweeps.view.remaining_time import MAX_DELIVERY_SECONDS
-from sweeps.view.sweep_status import NoBest
-from tracking.notification_queue import Undelivered
+from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
+from sweeps.view.sweep_progress import MAX_DELIVERY_SECONDS
+from sweeps.view.sweep_view import NoBest
+from tracking.notifications import Undelivered
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
 

@@ -54,8 +54,8 @@ from sweeps.stores import (
 from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.remaining_time import DeliveryEstimate
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_progress import DeliveryEstimate
+from sweeps.view.sweep_view import SweepView
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
 from trainable.config import SPLIT_SEED
@@ -138,7 +138,7 @@ def start(
 
 
 def resume(
-    view: SweepStatus,
+    view: SweepView,
     settings: Sequence[str],
     display: RunDisplay,
     *,
@@ -175,7 +175,7 @@ def resume(
 
 
 def read_again(
-    view: SweepStatus,
+    view: SweepView,
     settings: Sequence[str] = (),
     say: Callable[[str], object] = lambda _: None,
 ) -> tuple[SweepSpec, Document]:

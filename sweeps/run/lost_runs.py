@@ -13,11 +13,11 @@ from sweeps.paths import SweepPaths
 from sweeps.reconcile.store_check import lost_runs
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import find_tracker
-from sweeps.view.sweep_status import SweepStatus
-from tracking.stored_runs import StoreUnreadable
+from sweeps.view.sweep_view import SweepView
+from tracking.tracker import StoreUnreadable
 
 
-def has_lost_runs(view: SweepStatus, warn: Callable[[str], None], *, offline: bool) -> bool:
+def has_lost_runs(view: SweepView, warn: Callable[[str], None], *, offline: bool) -> bool:
     """Whether the store has lost runs of a finished sweep, which a resume then sends again.
 
     Warns if the store does not answer.

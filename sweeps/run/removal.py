@@ -25,8 +25,8 @@ from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import check_store, find_tracker
 from sweeps.sweep_lock import SweepLock, is_held, read_holder, sweep_locked
-from sweeps.view.disk_usage import directory_usage, objects_prefix, sweep_objects
-from sweeps.view.sweep_status import UnknownSweep
+from sweeps.view.sweep_view import UnknownSweep
+from sweeps.view.usage import directory_usage, objects_prefix, sweep_objects
 from tracking.outbox_status import read_outbox
 from trainable.store.regular_files import make_directory, sync_directory
 

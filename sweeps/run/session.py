@@ -55,13 +55,7 @@ from sweeps.recording.notifications import Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.run.confirming import start_confirmation
 from sweeps.spec.resume_checks import Origin, check_origin, check_search_changes, workers_tag
-from sweeps.spec.revisions import (
-    changes,
-    describe_changes,
-    read_revisions,
-    read_spec,
-    write_spec,
-)
+from sweeps.spec.revisions import changes, describe_changes, read_revisions, read_spec, write_spec
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import make_verdict_fn
@@ -76,12 +70,11 @@ from sweeps.stores import (
     trial_files,
     trial_store,
 )
-from tracking.notification_delivery import NotificationDelivery
+from tracking.notifications import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import BackgroundDelivery
+from tracking.tracker import BackgroundDelivery, StoreUnreadable
 from trainable.store.metrics_file import FILE_NAME
 from trainable.user_code.fingerprint import BUILT
 

@@ -16,7 +16,7 @@ from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import parse_with_positions
 from sweeps.stores import check_stores
-from sweeps.view.sweep_status import UnknownSweep
+from sweeps.view.sweep_view import UnknownSweep
 from trainable.store.regular_files import create_regular
 
 _SPEC = """\

@@ -19,12 +19,12 @@ from sweeps.run.sync import queue_interruptions
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.stores import check_kept, trial_files
 from sweeps.sweep_lock import SweepLock
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.outbox_status import read_outbox
 
 
 def stop(
-    view: SweepStatus,
+    view: SweepView,
     *,
     trial: int | None = None,
     now: bool = False,
@@ -45,10 +45,10 @@ def stop(
     except stop_requests.NoDriverError:
         from sweeps.run.stop import end_trial  # loads Optuna
 
-        return end_trial(SweepStatus(paths), trial)
+        return end_trial(SweepView(paths), trial)
 
 
-def end_trial(view: SweepStatus, number: int) -> StopResult:
+def end_trial(view: SweepView, number: int) -> StopResult:
     """End a trial that no worker trains: in the ledger first, then in the outbox.
 
     Reports that its last worker stored and could not deliver are added to the ledger.
@@ -73,6 +73,6 @@ def end_trial(view: SweepStatus, number: int) -> StopResult:
     finally:
         lock.release()
     message = (
-        f"trial {number} is {record.state} and does not resume; {SweepStatus(paths).resume_hint()}"
+        f"trial {number} is {record.state} and does not resume; {SweepView(paths).resume_hint()}"
     )
     return StopResult(paths.name, number, record.finished, record.state, message)

@@ -19,7 +19,7 @@ from sweeps.formatting import format_number
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import LockOwner, is_held, read_holder
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 _DRAIN, _NOW, _STOP = "drain", "now", "stop-"
 _BEGIN_SECONDS = 5.0
@@ -92,7 +92,7 @@ def stop_sweep(
     paths: SweepPaths, *, now: bool, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
     """Request that a sweep's driver drains or exits immediately, and wait until it has exited."""
-    status, holder = SweepStatus(paths), _holder(paths)
+    status, holder = SweepView(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
     _write_request(paths, holder, _NOW if now else _DRAIN)
     say(f"waiting for {who} to exit" if now else f"trials save their state; waiting for {who}")
@@ -101,7 +101,7 @@ def stop_sweep(
         return read_holder(paths.lock) != holder or not is_held(paths.lock)
 
     if _wait(gone, _NOW_SECONDS if now else seconds):
-        status = SweepStatus(paths)
+        status = SweepView(paths)
         return StopResult(
             paths.name, None, True, status.state, f"stopped; it is {status.state} now"
         )
@@ -121,7 +121,7 @@ def stop_trial(
     paths: SweepPaths, number: int, *, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
     """Request that a sweep's driver ends one trial, and wait until the ledger records the end."""
-    status = SweepStatus(paths)
+    status = SweepView(paths)
     record = status.record(number)
     if record.finished:
         raise NotRunningError(
@@ -149,7 +149,7 @@ def stop_trial(
         after = f" after epoch {record.epoch}" if record.epoch else " before its first report"
         message = f"trial {number} is {record.state}{after}{value}; the sweep continues"
     elif gone:
-        message = f"the sweep ended before trial {number} did; {SweepStatus(paths).resume_hint()}"
+        message = f"the sweep ended before trial {number} did; {SweepView(paths).resume_hint()}"
     else:
         message = (
             f"trial {number} has not ended after {seconds:g} s; it ends at its next step, "
@@ -162,7 +162,7 @@ def stop_trial(
 def _holder(paths: SweepPaths) -> LockOwner:
     holder = read_holder(paths.lock) if is_held(paths.lock) else None
     if holder is None:
-        status = SweepStatus(paths)
+        status = SweepView(paths)
         if status.holder is not None:
             raise NotRunningError(
                 f"sweep '{paths.name}' is run by {status.holder.describe()} with another "

@@ -31,12 +31,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import tracking_gaps
 from sweeps.reconcile.repairs import send_to_tracker
 from sweeps.reconcile.store_check import Missing, MissingData
-from sweeps.recording.tags import (
-    STOPPED_BY_INTERRUPT,
-    attempt_tags,
-    curve_tags,
-    leaders_views,
-)
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, attempt_tags, curve_tags, leaders_views
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
@@ -49,8 +44,8 @@ from sweeps.stores import (
     open_tracker,
 )
 from sweeps.sweep_lock import SweepLock
-from sweeps.view.sweep_status import NoBest, SweepStatus
-from tracking.notification_queue import Undelivered
+from sweeps.view.sweep_view import NoBest, SweepView
+from tracking.notifications import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import read_outbox
 from tracking.tracker import OpenTracker
@@ -90,7 +85,7 @@ class SyncResult(NamedTuple):
         }
 
 
-def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
+def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
     """Deliver queued records, those of a killed driver, lost runs, figures and the report."""
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
@@ -177,7 +172,7 @@ class Drawing(NamedTuple):
     """Why the report could not be drawn."""
 
 
-def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
+def draw_missing(view: SweepView, scratch: Path) -> Drawing:
     """Draw missing figures of the trials that have ended, and the report of a concluded sweep.
 
     Needs no lock, because trials that have ended do not change.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from sweeps.ledger.trials import TrialSummary
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import check_owner, withheld_variables
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.config import TrialConfig
 from trainable.user_code.task_import import check_hash_order, prepared
 
@@ -34,7 +34,7 @@ def as_a_trial(spec: SweepSpec) -> Iterator[None]:
             os.environ.update(kept)
 
 
-def checked_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
+def checked_config(view: SweepView, record: TrialSummary) -> TrialConfig:
     """Return the configuration of a trial, with which this process may run its task."""
     check_owner(view.paths.directory)
     return TrialConfig.model_validate(view.config(record))

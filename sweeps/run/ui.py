@@ -19,10 +19,10 @@ from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
 from sweeps.recording.tags import leaders_view
 from sweeps.stores import reach_tracking, tracker_at
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.address import is_server
-from tracking.idle_process import start_idle
 from tracking.mlflow_chart_view import of_sweep
+from tracking.processes import start_idle
 from tracking.trusted_stores import secured
 from tracking.ui import charts_page, runs_page, start_server
 
@@ -30,7 +30,7 @@ from tracking.ui import charts_page, runs_page, start_server
 def serve(
     say: Callable[[str], None],
     root: Path,
-    view: SweepStatus | None,
+    view: SweepView | None,
     *,
     port: int,
     open_browser: bool,
@@ -74,7 +74,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def _drawing(say: Callable[[str], None], view: SweepStatus | None) -> Iterator[None]:
+def _drawing(say: Callable[[str], None], view: SweepView | None) -> Iterator[None]:
     """Run `sweep sync` in the background while the page is open, to draw missing figures.
 
     It ends with the page; a later `sync` draws the remaining figures.
@@ -98,7 +98,7 @@ def _drawing(say: Callable[[str], None], view: SweepStatus | None) -> Iterator[N
         process.communicate()
 
 
-def _num_without_figures(view: SweepStatus | None) -> int:
+def _num_without_figures(view: SweepView | None) -> int:
     """Return for how many trials `sweep sync` would draw figures.
 
     It is 0 while the sweep runs, because the driver then holds the lock.
@@ -108,7 +108,7 @@ def _num_without_figures(view: SweepStatus | None) -> int:
     return len(trials_without_figures(view.paths, view.records))
 
 
-def page_of(base: str, view: SweepStatus | None) -> str:
+def page_of(base: str, view: SweepView | None) -> str:
     """Return the address of the charts of a sweep's trials; without a sweep, of the server.
 
     Until the view of the charts is delivered, it is the address of the table.

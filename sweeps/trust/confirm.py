@@ -20,14 +20,14 @@ from sweeps.reconcile.confirmation import (
 from sweeps.reconcile.extra_training import ExtraTraining
 from sweeps.run.launch import RunDisplay, attempt, read_again
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 _LEAST_UNTIL = 0.5
 _MOST_SEEDS = 100
 
 
 def confirm(
-    view: SweepStatus,
+    view: SweepView,
     display: RunDisplay,
     *,
     top: int | None = None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sweeps.formatting import format_duration, format_number
 from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.confirmation import Confirmation, follow
-from sweeps.view.sweep_status import NoBest, SweepStatus
+from sweeps.view.sweep_view import NoBest, SweepView
 
 if TYPE_CHECKING:
     from sweeps.statistics.race import Contender, Interval, Race
@@ -236,7 +236,7 @@ class ConfirmationResult:
         yield f"{sentence}."
 
 
-def find_confirmation(view: SweepStatus) -> ConfirmationResult | None:
+def find_confirmation(view: SweepView) -> ConfirmationResult | None:
     """Return what the last confirmation of a sweep says; None if there was none."""
     request = view.ledger.confirm_request
     if request is None:
@@ -251,7 +251,7 @@ def find_confirmation(view: SweepStatus) -> ConfirmationResult | None:
     )
 
 
-def confirmed_trial(view: SweepStatus) -> TrialSummary:
+def confirmed_trial(view: SweepView) -> TrialSummary:
     """Return the trial that the last confirmation found to be the best."""
     found, name = find_confirmation(view), view.paths.name
     if len(view.spec.metrics) > 1:
@@ -275,7 +275,7 @@ def confirmed_trial(view: SweepStatus) -> TrialSummary:
     return view.record(found.first.number)
 
 
-def leader_in_confirmation(view: SweepStatus, number: int) -> dict[str, Any] | None:
+def leader_in_confirmation(view: SweepView, number: int) -> dict[str, Any] | None:
     """Return what the last confirmation says of one trial, in a sentence and in numbers.
 
     None if there was none, or if the trial was no leader.

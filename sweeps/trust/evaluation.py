@@ -34,11 +34,10 @@ from sweeps.stores import (
 )
 from sweeps.sweep_lock import SweepLock
 from sweeps.trust.tested_trials import selection_cautions
-from sweeps.view.sweep_status import NoBest, SweepStatus
+from sweeps.view.sweep_view import NoBest, SweepView
 from tracking.outbox_recorder import set_target, sync
 from tracking.outbox_status import read_outbox
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import TrackingUnusable
+from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation
 from trainable.store.tested import RecordedTest, append_tested, read_tested, tested_rows
@@ -82,7 +81,7 @@ class TrialTest:
 
 
 def evaluate_trial(
-    view: SweepStatus,
+    view: SweepView,
     number: int | None,
     *,
     again: bool,
@@ -130,11 +129,11 @@ def evaluate_trial(
             append_tested(directory, found._replace(step=step))
         doing("delivering to the tracking store")
         undelivered = _deliver(paths, view, offline=offline)
-    done = _outcome(SweepStatus(paths), record, is_new=is_new)
+    done = _outcome(SweepView(paths), record, is_new=is_new)
     return replace(done, cautions=[*changed, *done.cautions], undelivered=undelivered)
 
 
-def _outcome(view: SweepStatus, record: TrialSummary, *, is_new: bool) -> TrialTest:
+def _outcome(view: SweepView, record: TrialSummary, *, is_new: bool) -> TrialTest:
     results = read_tested(view.paths.trial(record.number))
     cautions = list(selection_cautions(view, record, len(results)))
     return TrialTest(record, results, is_new, cautions, view.delivered.pending)
@@ -146,7 +145,7 @@ def _lacks(paths: SweepPaths, number: int) -> bool:
 
 
 def _evaluate(
-    view: SweepStatus, record: TrialSummary, generation: Generation, *, accept_changes: bool
+    view: SweepView, record: TrialSummary, generation: Generation, *, accept_changes: bool
 ) -> RecordedTest:
     spec = view.spec
     config = TrialConfig.model_validate(load_trial_config(view.paths, spec, record))
@@ -165,7 +164,7 @@ def _evaluate(
         )
 
 
-def _changed_code(view: SweepStatus) -> Iterator[str]:
+def _changed_code(view: SweepView) -> Iterator[str]:
     """Yield which files of the task have changed since the sweep ran.
 
     To add test data changes such a file. So this refuses nothing: model, training samples and
@@ -181,7 +180,7 @@ def _changed_code(view: SweepStatus) -> Iterator[str]:
         )
 
 
-def _deliver(paths: SweepPaths, view: SweepStatus, *, offline: bool) -> str | None:
+def _deliver(paths: SweepPaths, view: SweepView, *, offline: bool) -> str | None:
     """Queue what tracking lacks and deliver it; return why the server cannot be used, if so.
 
     The caller holds the sweep's lock.

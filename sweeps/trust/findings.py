@@ -32,14 +32,9 @@ from sweeps.trust.health_warnings import health_sentences
 from sweeps.trust.next_search import next_overrides
 from sweeps.trust.rank_effects import RankEffect, rank_effects
 from sweeps.trust.seed_values import chance_difference
-from sweeps.trust.space_regions import (
-    BadRegion,
-    NearBound,
-    bad_regions,
-    near_bounds,
-)
+from sweeps.trust.space_regions import BadRegion, NearBound, bad_regions, near_bounds
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from sweeps.view.usage import usage
 
 _CHANCE = 0.05
@@ -79,17 +74,17 @@ class Findings:
         return any(one.startswith("space.") for one in self.overrides)
 
 
-def find(view: SweepStatus) -> Findings:
+def find(view: SweepView) -> Findings:
     """Return what a sweep found so far."""
     return _Evidence(view).findings()
 
 
-def findings_at_end(view: SweepStatus) -> Findings | None:
+def findings_at_end(view: SweepView) -> Findings | None:
     """Return what a sweep found; None if it has not ended."""
     return find(view) if view.state in ("finished", "failed") else None
 
 
-def status_with_findings(view: SweepStatus) -> dict[str, Any]:
+def status_with_findings(view: SweepView) -> dict[str, Any]:
     """Return the object that `sweep status --json` prints; `findings` is None before the end."""
     findings = findings_at_end(view)
     return {
@@ -114,7 +109,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 class _Evidence:
     """A sweep's trials, and the sentences that they support."""
 
-    def __init__(self, view: SweepStatus) -> None:
+    def __init__(self, view: SweepView) -> None:
         self.view, self.spec, self.records = view, view.spec, of_search(view.records)
         self.metric, self.minimize = self.spec.metrics[0], view.ledger.minimize
         self.curves: Mapping[int, Mapping[int, float]] = view.ledger.reports()
@@ -406,6 +401,6 @@ def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:
     if outcome.exit_code not in (0, NO_SUCCESS) or outcome.num_left:
         return None
     try:
-        return find(SweepStatus(paths))
+        return find(SweepView(paths))
     except (LedgerError, OSError):  # the sweep itself has ended well
         return None

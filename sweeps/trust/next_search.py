@@ -27,7 +27,7 @@ from sweeps.spec.space import (
 )
 from sweeps.spec.spec import parse_with_positions
 from sweeps.trust.space_regions import BadRegion, NearBound, place, scale
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 _WIDER = 1 / 3
 """By this part of its width, on its scale, a range grows beyond an end."""
@@ -38,7 +38,7 @@ _NARROWEST = 0.1
 
 
 def next_overrides(
-    view: SweepStatus, regions: Sequence[BadRegion], bounds: Sequence[NearBound]
+    view: SweepView, regions: Sequence[BadRegion], bounds: Sequence[NearBound]
 ) -> tuple[str, ...]:
     """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
     num_trials, spec = len(of_search(view.records)), view.spec
@@ -59,13 +59,13 @@ def next_overrides(
     return (*more, *_written(view, changed))
 
 
-def _written(view: SweepStatus, space: Mapping[str, Distribution]) -> Iterator[str]:
+def _written(view: SweepView, space: Mapping[str, Distribution]) -> Iterator[str]:
     for key, distribution in space.items():
         if distribution != view.spec.space[key]:
             yield f"space.{key}={distribution}"
 
 
-def _is_accepted(view: SweepStatus, overrides: Sequence[str]) -> bool:
+def _is_accepted(view: SweepView, overrides: Sequence[str]) -> bool:
     """Whether a resume accepts overrides."""
     written, file, drawn = view.revision.text, str(view.paths.spec), len(of_search(view.records))
     try:

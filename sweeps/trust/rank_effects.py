@@ -2,7 +2,7 @@
 
 Ranks, because the values of a metric often span orders of magnitude, and one diverged trial would
 outweigh all others. It needs neither NumPy nor scikit-learn, whose import takes longer than
-`sweep status` may. What must not live here: importance by fANOVA (`report.report_figures`).
+`sweep status` may. What must not live here: importance by fANOVA (`report.figures`).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from sweeps.trust.reproduced import (
     machine_differences,
 )
 from sweeps.trust.retraining import Stage, check_single, lost_stage, stages
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
@@ -75,7 +75,7 @@ class _Kept:
 
 
 def reproduce(
-    view: SweepStatus,
+    view: SweepView,
     number: int | None,
     *,
     start: str | None = None,
@@ -135,7 +135,7 @@ def _measured() -> Collection[str]:
     return MEASURED
 
 
-def _kept(view: SweepStatus, record: TrialSummary) -> _Kept:
+def _kept(view: SweepView, record: TrialSummary) -> _Kept:
     store = trial_store(view.paths, view.spec, record.number)
     files = trial_files(view.paths, view.spec, record.number)
     read = [read_manifest(files, name) for name in files.names()]
@@ -144,7 +144,7 @@ def _kept(view: SweepStatus, record: TrialSummary) -> _Kept:
     return _Kept(rows, store.generations(), store, damaged)
 
 
-def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> Generation:
+def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepView) -> Generation:
     """Return the checkpoint from which the new run starts."""
     saved, word = kept.generations, view.spec.budget.report_word
     found: Generation | None = None
@@ -179,9 +179,7 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
     return found
 
 
-def _check_something_left(
-    kept: _Kept, record: TrialSummary, begun: int, view: SweepStatus
-) -> None:
+def _check_something_left(kept: _Kept, record: TrialSummary, begun: int, view: SweepView) -> None:
     if not kept.end:
         see = view.paths.command("show", str(record.number))
         raise UserError(
@@ -196,7 +194,7 @@ def _check_something_left(
         )
 
 
-def _check_empty(directory: Path, view: SweepStatus) -> None:
+def _check_empty(directory: Path, view: SweepView) -> None:
     """Refuse a directory that has files, or lies in the sweep's own."""
     place = Path(os.path.realpath(directory))
     if place.is_relative_to(os.path.realpath(view.paths.directory)):
@@ -218,7 +216,7 @@ def _check_empty(directory: Path, view: SweepStatus) -> None:
 
 
 def _copy_start(
-    view: SweepStatus, record: TrialSummary, generation: Generation, directory: Path
+    view: SweepView, record: TrialSummary, generation: Generation, directory: Path
 ) -> None:
     """Copy the trial's files and one checkpoint, so that the new run resumes from it."""
     source = view.paths.trial(record.number)
@@ -235,7 +233,7 @@ def _copy_start(
 class _Run:
     """The new run."""
 
-    view: SweepStatus
+    view: SweepView
     record: TrialSummary
     kept: _Kept
     directory: Path
@@ -335,7 +333,7 @@ class _Run:
         return changed_files(self.view.spec.task.name, then) if then else []
 
 
-def _machine(view: SweepStatus) -> Iterator[MachineDifference]:
+def _machine(view: SweepView) -> Iterator[MachineDifference]:
     """Yield what is different about this machine, before anything is trained."""
     yield from machine_differences(view.ledger.attempts, provenance())
     now = num_threads(view.spec.resources.cpu)

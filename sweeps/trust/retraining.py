@@ -12,7 +12,7 @@ from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.trial_run import with_accumulation
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.config import TrialConfig
 from trainable.store.tested import read_earlier
 
@@ -29,7 +29,7 @@ class Stage(NamedTuple):
     until: int | None
 
 
-def check_single(view: SweepStatus, record: TrialSummary) -> None:
+def check_single(view: SweepView, record: TrialSummary) -> None:
     """Check that one run can train a trial."""
     if record.lineage:
         last = record.lineage[-1]
@@ -40,7 +40,7 @@ def check_single(view: SweepStatus, record: TrialSummary) -> None:
         )
 
 
-def last_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
+def last_config(view: SweepView, record: TrialSummary) -> TrialConfig:
     """Return the configuration that a trial trained with last.
 
     A trial that never started has none; then it is the one that it would start with.
@@ -57,7 +57,7 @@ def last_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
     return with_accumulation(config, record.accumulation)
 
 
-def stages(view: SweepStatus, record: TrialSummary) -> list[Stage]:
+def stages(view: SweepView, record: TrialSummary) -> list[Stage]:
     """Return the parts of a trial, one for each configuration that it had."""
     earlier = read_earlier(view.paths.trial(record.number))
     found = [Stage(one.config, one.until) for one in earlier]

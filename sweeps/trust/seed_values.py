@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping
 
 from sweeps.reconcile.confirmation import follow
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 _LEVEL = 0.05
 
 
-def seed_values(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:
+def seed_values(view: SweepView) -> Mapping[int, Mapping[int, float]]:
     """Return the values under several seeds, by the search's trial and the common seed.
 
     Of confirming trials they are those that the last confirmation compares.
@@ -36,7 +36,7 @@ def seed_values(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:
     return found
 
 
-def chance_difference(view: SweepStatus) -> float | None:
+def chance_difference(view: SweepView) -> float | None:
     """Return the difference that seeds alone make of two equal configurations, or less.
 
     It is exceeded in 5 of 100 pairs. The difference of two values, each the mean over the seeds

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sweeps.ledger.trials import TrialSummary
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from trainable.store.tested import RecordedTest, latest_tested
 
 
-def tested_trials(view: SweepStatus) -> dict[int, RecordedTest]:
+def tested_trials(view: SweepView) -> dict[int, RecordedTest]:
     """Return the newest result of each trial that was evaluated on test data, by its number."""
     found = {one.number: latest_tested(view.paths.trial(one.number)) for one in view.records}
     return {number: result for number, result in found.items() if result is not None}
 
 
-def selection_cautions(view: SweepStatus, record: TrialSummary, times: int) -> Iterator[str]:
+def selection_cautions(view: SweepView, record: TrialSummary, times: int) -> Iterator[str]:
     """Yield why the test value of a trial may be too good, in sentences."""
     front, by = view.ledger.front(), view.spec.objective_description
     others = [number for number in tested_trials(view) if number != record.number]

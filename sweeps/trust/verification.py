@@ -24,17 +24,11 @@ from sweeps.reconcile.store_check import Missing, MissingData, stored_rows
 from sweeps.reconcile.trial_checks import Contradiction, TrialChecks
 from sweeps.run.store_comparison import StoreComparison
 from sweeps.spec.revisions import read_revisions, read_spec
-from sweeps.stores import (
-    OutsideRoot,
-    addresses_outside,
-    check_no_copy,
-    links_outside,
-    tracker_at,
-)
-from sweeps.view.sweep_status import SweepStatus, UnknownSweep
+from sweeps.stores import OutsideRoot, addresses_outside, check_no_copy, links_outside, tracker_at
+from sweeps.view.sweep_view import SweepView, UnknownSweep
 from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME as OUTBOX_FILE
-from tracking.stored_runs import StoreUnreadable, choose_runs
+from tracking.tracker import StoreUnreadable, choose_runs
 from trainable.errors import StorageError
 from trainable.store.metrics_file import CurveDamaged, read_logged
 from trainable.store.tested import tested_rows
@@ -77,7 +71,7 @@ def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -
     if damage := _database_damage(paths.ledger):
         found.contradictions.append(_damaged_ledger(paths, damage))
     try:
-        view = SweepStatus(paths)
+        view = SweepView(paths)
         records = view.ledger.records()
     except LedgerError as error:
         what, _, remedy = str(error).rpartition("; ")
@@ -95,7 +89,7 @@ def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -
 
 
 def _check(
-    view: SweepStatus,
+    view: SweepView,
     records: list[TrialRecord],
     found: Verification,
     doing: Callable[[str], object],
@@ -161,7 +155,7 @@ def _database_damage(file: Path) -> str | None:
     return None if verdict == "ok" else " ".join(verdict.split())
 
 
-def _corrections(view: SweepStatus) -> Iterator[Contradiction]:
+def _corrections(view: SweepView) -> Iterator[Contradiction]:
     """Yield what a resume would complete, and directories that belong to no trial."""
     try:
         corrections = view.corrections()
@@ -182,7 +176,7 @@ def _corrections(view: SweepStatus) -> Iterator[Contradiction]:
             yield Contradiction(where or "ledger", what, remedy)
 
 
-def _outside(view: SweepStatus, found: Verification) -> Iterator[Contradiction]:
+def _outside(view: SweepView, found: Verification) -> Iterator[Contradiction]:
     """Yield what leads out of the root, so that it may belong to another one."""
     for sentence in links_outside(view.paths):
         what, _, remedy = sentence.rpartition("; ")
@@ -207,7 +201,7 @@ def _outside(view: SweepStatus, found: Verification) -> Iterator[Contradiction]:
         yield Contradiction("root", what, remedy)
 
 
-def _outbox(view: SweepStatus, found: Verification) -> Iterator[Contradiction]:
+def _outbox(view: SweepView, found: Verification) -> Iterator[Contradiction]:
     """Yield what is wrong with the queue of records for the tracking store."""
     file = view.paths.outbox / OUTBOX_FILE
     damage = view.delivered.damage or _database_damage(file)
@@ -228,7 +222,7 @@ def _outbox(view: SweepStatus, found: Verification) -> Iterator[Contradiction]:
 
 
 def _tracking(
-    view: SweepStatus, records: list[TrialRecord], found: Verification
+    view: SweepView, records: list[TrialRecord], found: Verification
 ) -> Iterator[Contradiction]:
     """Yield what a tracking store on this machine has otherwise than the trials."""
     paths, spec, delivered = view.paths, view.spec, view.delivered
@@ -283,7 +277,7 @@ def _missing(one: MissingData, command: str) -> Contradiction:
 
 
 def _last_values(
-    view: SweepStatus, records: list[TrialRecord], comparison: StoreComparison
+    view: SweepView, records: list[TrialRecord], comparison: StoreComparison
 ) -> Iterator[Contradiction]:
     """Yield the metrics whose last value in the store is not the one of the curve."""
     paths, spec = view.paths, view.spec

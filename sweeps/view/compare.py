@@ -17,7 +17,7 @@ from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.trial_run import flatten
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.store.metrics_file import read_rows
 
@@ -33,7 +33,7 @@ class Incomparable(ValueError):
     """The sweeps have different metrics, modes or meanings of a trial's value."""
 
 
-def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
+def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
     """Return the object that `sweep compare --json` prints."""
     first = views[0].spec
     for view in views[1:]:
@@ -71,7 +71,7 @@ def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
     }
 
 
-def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
+def leaders(view: SweepView, top: int) -> list[TrialSummary]:
     """Return a sweep's best trials: the Pareto front, others that have a result, then all others.
 
     The values of trials that run are not final, and those of failed trials may not be sound.
@@ -85,7 +85,7 @@ def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
     return [*best, *(r for r in ranked if r not in best), *others][:top]
 
 
-def differences(view: SweepStatus, first: int, second: int) -> dict[str, Any]:
+def differences(view: SweepView, first: int, second: int) -> dict[str, Any]:
     """Return the object that `sweep diff --json` prints."""
     records = [view.record(number) for number in (first, second)]
     a, b = (resolved(view, record) for record in records)
@@ -104,7 +104,7 @@ def clip_fraction(directory: Path) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
-def resolved(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
+def resolved(view: SweepView, record: TrialSummary) -> dict[str, Any]:
     """Return all parameters that a trial was trained with, by dotted key."""
     config = load_trial_config(view.paths, view.spec, record)
     found = {k: value for k, value in flatten(config) if k.startswith(_CONFIGURATION)}
@@ -117,12 +117,12 @@ def _one(values: Sequence[Any]) -> bool:
     return all(v == first and isinstance(v, bool) == isinstance(first, bool) for v in values)
 
 
-def _order(view: SweepStatus, record: TrialSummary) -> tuple[bool, float]:
+def _order(view: SweepView, record: TrialSummary) -> tuple[bool, float]:
     value = record.value or 0.0
     return not record.has_result, value if view.ledger.minimize else -value
 
 
-def _row(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
+def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
     return {
         "sweep": view.paths.name,
         "number": record.number,
@@ -138,7 +138,7 @@ def _row(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
 
 
 def _pages(
-    views: Sequence[SweepStatus], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
+    views: Sequence[SweepView], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
 ) -> dict[str, str | None]:
     stores = {view.spec.tracking.uri or tracking_uri(view.paths.root) for view in views}
     experiments = [e for view in views if (e := view.delivered.experiment_id) is not None]
@@ -154,7 +154,7 @@ def _pages(
     }
 
 
-def _charts(base: str, views: Sequence[SweepStatus], experiments: Sequence[str]) -> str | None:
+def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
     drawn = {leaders_view(view.spec) for view in views}
     if len(views) == 1:  # the experiment may have runs of other sweeps
         own = leaders_view(views[0].spec, views[0].ledger.sweep_id)

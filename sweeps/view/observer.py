@@ -1,6 +1,6 @@
 """The protocol by which a driver reports the progress of its trials to a display.
 
-What must not live here: a display (`commands`), and anything a sweep needs to run.
+What must not live here: a display (`cli`), and anything a sweep needs to run.
 """
 
 from __future__ import annotations

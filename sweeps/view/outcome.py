@@ -1,6 +1,6 @@
 """How a sweep ended: the best trials, why it failed, and what is left to do.
 
-What must not live here: finding that out (`sweep_status`, `run.finalize`), and text.
+What must not live here: finding that out (`sweep_view`, `run.finalize`), and text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sweeps.reconcile.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable,
 from sweeps.reconcile.stop_criteria import StopCriterionMet
 from sweeps.spec.resume_checks import FIXED
 from sweeps.spec.spec import SweepSpec
-from tracking.notification_queue import Undelivered
+from tracking.notifications import Undelivered
 from trainable.errors import ConfigError
 
 

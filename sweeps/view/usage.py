@@ -1,21 +1,30 @@
-"""What a sweep has taken, against what was planned, and what stopping saved.
+"""What a sweep has taken: its time, against what was planned, and its space by kind of file.
 
 The time of a trial is what its workers trained it, all attempts together; the time on devices is
-this times the CPUs and GPUs of each attempt. What must not live here: the plan of a sweep that has
-not begun (`engine.sweep_plan`), and how much is left (`remaining_time`).
+this times the CPUs and GPUs of each attempt. Symbolic links are not followed. What must not live
+here: the plan of a sweep that has not begun (`engine.sweep_plan`), how much is left
+(`sweep_progress`), and removing files (`run.removal`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from sweeps.formatting import format_device_hours, format_duration
 from sweeps.ledger.trials import TrialSummary
+from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.reconcile.stop_criteria import is_stopped_early
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.patience import BY_PATIENCE
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.stores import check_store
+from sweeps.view.sweep_view import SweepView, UnknownSweep
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class Usage:
         return f"{sentence}, at {'its' if one else 'their'} own speed{self.saved_seconds.note}"
 
 
-def usage(view: SweepStatus) -> Usage:
+def usage(view: SweepView) -> Usage:
     """Return what a sweep has taken so far."""
     budget, records = view.spec.budget.reports, view.records
     started = [one for one in records if one.attempts or one.epoch]
@@ -165,7 +174,7 @@ def usage(view: SweepStatus) -> Usage:
     )
 
 
-def usage_at_end(view: SweepStatus) -> Usage | None:
+def usage_at_end(view: SweepView) -> Usage | None:
     """Return what a sweep has taken; None if it has not ended."""
     return usage(view) if view.state in ("finished", "failed") else None
 
@@ -185,3 +194,133 @@ def _trained(trial: TrialSummary, records: Sequence[TrialSummary]) -> int:
 def _finished_epochs(records: Sequence[TrialSummary]) -> dict[int, int]:
     """Return how far the trials came that were trained on by others, by number."""
     return {one.finishes: one.epoch for one in records if one.finishes is not None}
+
+
+KINDS = ("checkpoints", "logs", "ledger", "outbox", "report", "other")
+"""What takes space in a sweep's directory."""
+_NUM_THREADS = 16
+_OF_A_TRIAL = {"checkpoints": "checkpoints", "inherited": "checkpoints", "figures": "report"}
+
+
+class DirectoryUsage(NamedTuple):
+    """The space that a directory takes."""
+
+    sizes: dict[str, int]
+    """Bytes by kind."""
+    links: list[Path]
+    """Its symbolic links, which are not followed."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all kinds."""
+        return sum(self.sizes.values())
+
+
+def directory_usage(directory: Path) -> DirectoryUsage:
+    """Measure a sweep's directory; a file with several hard links counts once.
+
+    Files that disappear meanwhile are left out, because a sweep may be running.
+    """
+    sizes, links = dict.fromkeys(KINDS, 0), []
+    seen: set[tuple[int, int]] = set()
+    for entry in _entries(directory):
+        if entry.is_symlink():
+            links.append(Path(entry.path))
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            found = entry.stat(follow_symlinks=False)
+            if found.st_nlink > 1:
+                if (found.st_dev, found.st_ino) in seen:
+                    continue
+                seen.add((found.st_dev, found.st_ino))
+            sizes[_kind(Path(entry.path).relative_to(directory).parts)] += found.st_size
+    return DirectoryUsage(sizes, links)
+
+
+def tree_size(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a directory; 0 without one."""
+    if path.is_dir() and not path.is_symlink():
+        return directory_usage(path).total
+    return path.lstat().st_size if os.path.lexists(path) else 0
+
+
+def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, Any]:
+    """Return the object that `sweep du NAME --json` prints: a sweep's bytes by kind."""
+    if not paths.exists():
+        raise UnknownSweep(paths.name, paths.root)
+    address, num_bytes = None, 0
+    if with_objects:
+        spec = read_spec(paths.spec).spec
+        address = objects_prefix(paths, spec)
+        num_bytes = sum(sweep_objects(paths, spec).values())
+    sizes = directory_usage(paths.directory).sizes
+    sizes["checkpoints"] += num_bytes
+    return {
+        "name": paths.name,
+        **sizes,
+        "total": sum(sizes.values()),
+        "object_store": address,
+    }
+
+
+def total_usage(root: Path, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Return the object that `sweep du --json` prints: all sweeps, the largest first."""
+
+    def measure(paths: SweepPaths) -> dict[str, Any]:
+        try:
+            return sweep_usage(paths)
+        except ValueError as error:  # the spec or the object store
+            warn(str(error))
+            return sweep_usage(paths, with_objects=False)
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # object stores answer slowly
+        sweeps = sorted(pool.map(measure, list_sweeps(root)), key=lambda one: -one["total"])
+    more = root_usage(root)
+    total = sum(one["total"] for one in sweeps) + sum(more.values())
+    return {"sweeps": sweeps, **more, "total": total}
+
+
+def root_usage(root: Path) -> dict[str, int]:
+    """Return the bytes below a root that belong to no sweep.
+
+    `tracking` is the embedded tracking store, and `removed` the rest of interrupted removals.
+    """
+    places = root.glob("mlflow.db*"), [artifact_root(root)]
+    tracking = sum(tree_size(path) for group in places for path in group)
+    return {"tracking": tracking, "removed": tree_size(root / REMOVED)}
+
+
+def objects_prefix(paths: SweepPaths, spec: SweepSpec) -> str | None:
+    """Return the prefix of all objects of a sweep, `s3://...`; None without an object store."""
+    prefix = spec.storage.checkpoints
+    return None if prefix is None else f"{prefix}/{paths.name}"
+
+
+def sweep_objects(paths: SweepPaths, spec: SweepSpec) -> dict[str, int]:
+    """Return the sizes of a sweep's objects by key; empty without an object store."""
+    prefix = objects_prefix(paths, spec)
+    if prefix is None:
+        return {}
+    check_store(paths.directory, prefix)
+    from trainable.store.objects import object_sizes
+
+    return object_sizes(prefix)
+
+
+def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield everything below a directory that is no directory."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(Path(entry.path))
+            else:
+                yield entry
+
+
+def _kind(parts: tuple[str, ...]) -> str:
+    first = parts[0]
+    if first == "trials" and len(parts) > 2:
+        return _OF_A_TRIAL.get(parts[2], "logs")
+    if first.startswith("ledger.db"):  # also SQLite's journal
+        return "ledger"
+    return {"outbox": "outbox", "report.html": "report"}.get(first, "other")

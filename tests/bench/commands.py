@@ -98,7 +98,7 @@ def against_mlflow(repeats: int) -> list[Result]:
     from sweeps import Sweep
     from sweeps.paths import SweepPaths
     from sweeps.view.compare import compare, resolved
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -108,7 +108,7 @@ def against_mlflow(repeats: int) -> list[Result]:
         mlflow.set_tracking_uri(uri)
         client = mlflow.MlflowClient(uri)
         experiment = client.create_experiment("large", (root / "artifacts").as_uri())
-        view = SweepStatus(paths)
+        view = SweepView(paths)
         for record in view.records:
             tags = {tag: f"{tag} of {record.number}" for tag in _TAGS}
             run = client.create_run(experiment, tags=tags)
@@ -127,18 +127,18 @@ def against_mlflow(repeats: int) -> list[Result]:
 
         def listed() -> float:
             started = time.perf_counter()
-            assert len(SweepStatus(paths).rows()) == trials
+            assert len(SweepView(paths).rows()) == trials
             return time.perf_counter() - started
 
         def verified() -> float:
             started = time.perf_counter()
-            printed = json.dumps(SweepStatus(paths).trials())
+            printed = json.dumps(SweepView(paths).trials())
             assert printed.count('"number"') == trials
             return time.perf_counter() - started
 
         def compared() -> float:
             started = time.perf_counter()
-            printed = json.dumps(compare([SweepStatus(paths)], top=_LEADERS))
+            printed = json.dumps(compare([SweepView(paths)], top=_LEADERS))
             assert printed.count('"number"') == _LEADERS
             return time.perf_counter() - started
 

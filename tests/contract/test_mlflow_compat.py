@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from tracking import mlflow_compat, mlflow_server, ui, ui_guard
+from tracking import mlflow_compat, mlflow_server, ui, ui_app
 from tracking.mlflow_compat import TablesDiffer, check_revision
 
 pytestmark = pytest.mark.integration  # importing MLflow takes seconds
@@ -181,7 +181,7 @@ def test_paths_that_the_guard_allows_are_mlflows() -> None:
         (rule.rule, method) for rule in app.url_map.iter_rules() for method in rule.methods or ()
     }
     assert set(asked.items()) <= offered
-    assert all(ui_guard.is_allowed(method, path) for path, method in asked.items())
+    assert all(ui_app.is_allowed(method, path) for path, method in asked.items())
 
 
 def test_shared_view() -> None:

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from sweeps import Sweep
 from sweeps.run.sync import deliver
 from sweeps.sweep_lock import is_held
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 
@@ -101,7 +101,7 @@ def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path
     expected = undisturbed.curves("train/loss", "val/loss")
     pd.testing.assert_frame_equal(sweep.curves("train/loss", "val/loss"), expected)
     assert sweep.status["trials"]["complete"] == 1
-    delivered = deliver(SweepStatus(sweep.paths), verify=True)
+    delivered = deliver(SweepView(sweep.paths), verify=True)
     assert delivered.num_runs == 2  # the trial's and the sweep's own
     assert not delivered.left
     assert not delivered.missing

@@ -21,7 +21,7 @@ import torch
 
 import sweeps
 from sweeps import Sweep, SweepCommandError
-from sweeps.report.report_data import NotEnough
+from sweeps.report.data import NotEnough
 from sweeps.run.stop_requests import StopResult
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import CommandLine, wait_until

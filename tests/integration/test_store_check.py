@@ -92,9 +92,9 @@ def root(template: Path, tmp_path: Path) -> Path:
 
 def _view(root: Path):  # type: ignore[no-untyped-def]
     from sweeps.paths import SweepPaths
-    from sweeps.view.sweep_status import SweepStatus
+    from sweeps.view.sweep_view import SweepView
 
-    return SweepStatus(SweepPaths(root, NAME))
+    return SweepView(SweepPaths(root, NAME))
 
 
 def _held(root: Path) -> Held:

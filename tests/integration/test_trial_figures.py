@@ -25,7 +25,7 @@ from tests.curves import append_rows
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.idle_process import start_idle
+from tracking.processes import start_idle
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.store.metrics_file import Row

@@ -14,7 +14,7 @@ from PIL import Image
 
 from sweeps.paths import SweepPaths, artifact_root, tracking_uri
 from sweeps.run.ui import page_of
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.integration.browser import open_page
 from tracking.ui import start_server
 
@@ -25,7 +25,7 @@ _COLOURS = 256  # keeps the curves apart, and a third of the bytes
 def main() -> None:
     """Open the page that `sweep ui digits` opens, and save what is seen."""
     root = Path("runs").absolute()
-    view = SweepStatus(SweepPaths(root, "digits"))
+    view = SweepView(SweepPaths(root, "digits"))
     with start_server(tracking_uri(root), artifact_root(root)) as server:
         link = server.link(page_of(server.url, view))
         with open_page(link, width=1440, height=1130) as page:

@@ -36,7 +36,7 @@ STARTING = {
 KNOWN = {
     ("sweeps/api/command.py", "command"): "a list of the same function, which is looked at here",
     ("tracking/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
-    ("tracking/idle_process.py", "command"): "of its callers, whose lists are looked at here",
+    ("tracking/processes.py", "command"): "of its callers, whose lists are looked at here",
     (
         "trainable/processes/forked_process.py",
         "command",

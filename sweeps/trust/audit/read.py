@@ -20,7 +20,7 @@ from sweeps.trust.confirmation import find_confirmation
 from sweeps.trust.findings import short_names, status_with_findings
 from sweeps.trust.next_search import next_overrides
 from sweeps.trust.seed_values import seed_values
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 _CLIPPED = 5
 """The best trials whose gradients are looked at."""
@@ -32,7 +32,7 @@ _NEW = "NEW"
 class Audit:
     """The cards of one sweep."""
 
-    view: SweepStatus
+    view: SweepView
     num_trials: int
     """The ended trials of the search."""
     cards: Sequence[Card]
@@ -81,25 +81,25 @@ class Audit:
         }
 
 
-def audit_sweep(view: SweepStatus) -> Audit:
+def audit_sweep(view: SweepView) -> Audit:
     """Return the audit of a sweep, which may be running."""
     data = audit_data(view)
     return Audit(view, len(data.trials), audit(data))
 
 
-def audit_at_end(view: SweepStatus) -> Audit | None:
+def audit_at_end(view: SweepView) -> Audit | None:
     """Return the audit of a sweep that has ended with a result; else None."""
     return audit_sweep(view) if view.state == "finished" else None
 
 
-def status_with_audit(view: SweepStatus) -> dict[str, Any]:
+def status_with_audit(view: SweepView) -> dict[str, Any]:
     """Return the object that `sweep status --json` prints; `audit` is None before the end."""
     found = audit_at_end(view)
     verdicts = found and {card.id: card.verdict for card in found.cards}
     return {**status_with_findings(view), "audit": verdicts}
 
 
-def audit_data(view: SweepStatus) -> AuditData:
+def audit_data(view: SweepView) -> AuditData:
     """Return what the cards look at."""
     spec, curves = view.spec, view.ledger.reports()
     rule, reports = spec.early_stopping.rule, spec.budget.reports
@@ -147,20 +147,20 @@ def audit_data(view: SweepStatus) -> AuditData:
     return replace(data, trials=_with_clipping(view, data))
 
 
-def _continue(view: SweepStatus) -> Continue:
+def _continue(view: SweepView) -> Continue:
     if view.state != "finished":
         return lambda _regions, _bounds: ()
     return lambda regions, bounds: next_overrides(view, regions, bounds)
 
 
-def _tied(view: SweepStatus) -> list[int] | None:
+def _tied(view: SweepView) -> list[int] | None:
     found = find_confirmation(view)
     if found is None or found.first is None:
         return None
     return [one.number for one in found.tied] or [found.first.number]
 
 
-def _num_validation(view: SweepStatus, ended: Sequence[TrialSummary]) -> int | None:
+def _num_validation(view: SweepView, ended: Sequence[TrialSummary]) -> int | None:
     """Return how many samples an evaluation has, by the files of the first trial that tell it."""
     budget, size = view.spec.budget, None
     for record in ended[:_CLIPPED]:
@@ -172,7 +172,7 @@ def _num_validation(view: SweepStatus, ended: Sequence[TrialSummary]) -> int | N
     return min(size, budget.val_batches * view.spec.train.batch_size)
 
 
-def _with_clipping(view: SweepStatus, data: AuditData) -> list[AuditTrial]:
+def _with_clipping(view: SweepView, data: AuditData) -> list[AuditTrial]:
     """Return the trials, with the clipping of the best ones."""
     looked = {trial.number for trial in data.ranked[:_CLIPPED]}
     found = []

@@ -16,7 +16,7 @@ from sweeps.ledger.trials import Ending
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.make_trials import proposal
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import History, Row
@@ -122,5 +122,5 @@ class MadeSweep:
         history.close()
 
     @property
-    def view(self) -> SweepStatus:
-        return SweepStatus(self.paths)
+    def view(self) -> SweepView:
+        return SweepView(self.paths)

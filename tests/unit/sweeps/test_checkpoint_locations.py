@@ -10,14 +10,8 @@ import pytest
 from sweeps.paths import SweepPaths
 from sweeps.run.sync import deliver
 from sweeps.spec.spec import parse_spec
-from sweeps.stores import (
-    StorageMoved,
-    address_of,
-    check_kept,
-    probe_store,
-    trial_files,
-)
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.stores import StorageMoved, address_of, check_kept, probe_store, trial_files
+from sweeps.view.sweep_view import SweepView
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -54,7 +48,7 @@ def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
 def test_sweep_resumes_in_the_directory_of_its_name(tmp_path):
     sweep = MadeSweep(tmp_path)
     shutil.copytree(sweep.paths.directory, tmp_path / "copy")
-    view = SweepStatus(SweepPaths(tmp_path, "copy"))
+    view = SweepView(SweepPaths(tmp_path, "copy"))
     for refused in (
         lambda: check_kept(view.paths, view.spec, view.spec),
         lambda: deliver(view),

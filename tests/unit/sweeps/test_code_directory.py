@@ -16,7 +16,7 @@ from sweeps.paths import SweepPaths
 from sweeps.run.code_directory import enter_code_directory
 from sweeps.spec.revisions import write_spec
 from sweeps.stores import place_of
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -111,4 +111,4 @@ def test_unsafe_directory_is_said_and_not_used(
 def test_copied_sweep_says_where_the_code_is(made: MadeSweep, tmp_path: Path) -> None:
     shutil.copytree(made.paths.root, tmp_path / "copy")
     with pytest.raises(UserError, match=f"cd {tmp_path / 'project'}"):
-        enter_code_directory(SweepStatus(SweepPaths(tmp_path / "copy", "small")))
+        enter_code_directory(SweepView(SweepPaths(tmp_path / "copy", "small")))

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tracking.artifact_addresses import ArtifactsElsewhere, check_inside, is_outside
-from tracking.mlflow_tracker import MlflowTracker
+from tracking.trackers import MlflowTracker
 from tracking.trusted_stores import add_trusted
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tracking.idle_process import raise_priority, start_idle
+from tracking.processes import raise_priority, start_idle
 
 
 def test_each_living_thread_is_no_longer_idle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from tests.time_limits import Deadline, scaled
 from tests.webhook_server import WebhookServer, webhook_server
-from tracking import notification_delivery
-from tracking.notification_delivery import NotificationDelivery
-from tracking.notification_queue import NotificationQueue
+from tracking import notifications
+from tracking.notifications import NotificationDelivery, NotificationQueue
 from tracking.outbox import Outbox
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
@@ -28,7 +27,7 @@ def outbox(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notification_delivery, "_FIRST_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr(notifications, "_FIRST_DELAY_SECONDS", 0.02)
 
 
 def _queue(outbox: Path, *keys: str) -> NotificationQueue:
@@ -153,7 +152,7 @@ def test_hanging_webhook_blocks_nothing(outbox: Path) -> None:
 
 
 def test_many_failures_end_the_attempts(outbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notification_delivery, "_MAX_FAILURES", 3)
+    monkeypatch.setattr(notifications, "_MAX_FAILURES", 3)
     with webhook_server() as webhook:
         webhook.answer = lambda _: 500
         delivery = NotificationDelivery(queue := _queue(outbox, "a"), webhook.url)

@@ -9,10 +9,8 @@ import pytest
 from tracking import trackers
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import Destination
-from tracking.mlflow_tracker import MlflowTracker
-from tracking.stored_runs import StoreUnreadable
-from tracking.tracker import Tracker, TrackingUnusable
-from tracking.trackers import choose_tracker
+from tracking.tracker import StoreUnreadable, Tracker, TrackingUnusable
+from tracking.trackers import MlflowTracker, choose_tracker
 
 
 class EchoTracker(Tracker):

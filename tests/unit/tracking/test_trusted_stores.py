@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tracking.store_origin import is_file, is_local, origin_of
+from tracking.address import is_file, is_local, origin_of
 from tracking.trusted_stores import (
     StoreUntrusted,
     TrustFileRefused,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.webhook_server import SECRET, webhook_server
-from tracking.webhook import NotTaken, address_fault, post
+from tracking.notifications import NotTaken, address_fault, post
 
 
 def _refusal(address: str, *, timeout: float = 10.0) -> NotTaken:

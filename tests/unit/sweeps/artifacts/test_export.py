@@ -12,7 +12,7 @@ import torch
 from sweeps.artifacts import export
 from sweeps.artifacts.export import draw_report, export_best
 from sweeps.errors import NoReport
-from sweeps.view.sweep_status import NoBest
+from sweeps.view.sweep_view import NoBest
 from tests.unit.sweeps.kill_at import kill_at
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore

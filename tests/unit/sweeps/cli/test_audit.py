@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sweeps import Sweep
 from sweeps.cli.app import app
-from sweeps.report.report_audit import audit_section
+from sweeps.report.report import audit_section
 from sweeps.trust.audit.read import audit_data
 from sweeps.trust.audit.recorded import read_clipping, read_num_validation
 from sweeps.trust.audit.registry import CARDS

@@ -22,7 +22,7 @@ from sweeps.reconcile.reconcile import MissingMetrics
 from sweeps.reconcile.repairs import apply
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
@@ -76,7 +76,7 @@ def test_best_is_evaluated_and_recorded_once(paths: SweepPaths) -> None:
     found = _json()
     assert (found["trial"], found["is_new"], found["cautions"]) == (BEST, True, [])
     assert found["metrics"].keys() == {"test/loss", "test/accuracy"}
-    record = SweepStatus(paths).record(BEST)
+    record = SweepView(paths).record(BEST)
     assert (found["checkpoint_step"], found["num_samples"]) == (record.best_step, 15)
     (recorded,) = read_tested(paths.trial(BEST))
     assert recorded.metrics == found["metrics"]
@@ -123,7 +123,7 @@ def test_values_are_shown_everywhere(paths: SweepPaths, tmp_path: Path) -> None:
     assert f"{value:.4g}" in page.partition("test/loss")[2].partition("\n")[0]
     trials = json.loads(CliRunner().invoke(app, ["trials", "made", "--json"]).stdout)
     assert [bool(one["test"]) for one in trials] == [False, True]
-    export_best(SweepStatus(paths), tmp_path / "export")
+    export_best(SweepView(paths), tmp_path / "export")
     card = (tmp_path / "export" / "model_card.md").read_text()
     assert f"On 15 test samples, which no trial used, it has {shown}" in card
     sweep = Sweep.open("made", root=paths.root)
@@ -177,7 +177,7 @@ def test_added_lines_of_code_are_only_named() -> None:
 
 def test_unfinished_trial_is_refused(paths: SweepPaths) -> None:
     ledger = Ledger.open(paths.ledger)
-    space = SweepStatus(paths).spec.space
+    space = SweepView(paths).spec.space
     number = ledger.add(Suggestion({KEY: 0.01}, {KEY: space[KEY].to_optuna()})).number
     ledger.report(number, epoch=1, step=3, value=9.0)
     assert_parts(_refused("--trial", str(number)), f"trial {number} has not ended", "resume")
@@ -196,10 +196,10 @@ def test_value_that_was_not_queued_is_sent_again(paths: SweepPaths) -> None:
     _json()
     shutil.rmtree(paths.outbox)
     (value,) = read_tested(paths.trial(BEST))
-    missing = [one for one in SweepStatus(paths).corrections() if isinstance(one, MissingMetrics)]
+    missing = [one for one in SweepView(paths).corrections() if isinstance(one, MissingMetrics)]
     assert missing == [MissingMetrics(BEST, (value.row,))]
     recorder = MemoryRecorder()
-    view = SweepStatus(paths)
+    view = SweepView(paths)
     for _ in range(2):
         apply(view.corrections(), paths, view.spec, Ledger.open(paths.ledger), recorder)
     points = recorder.runs[BEST].points

@@ -10,12 +10,11 @@ import pytest
 
 from sweeps.cli import console as commands_console
 from sweeps.cli import render
-from sweeps.cli.plain_console import PlainConsole
+from sweeps.cli.plain_console import PlainConsole, TextTable
 from sweeps.cli.run_console import PlainLines
-from sweeps.cli.tables import TextTable
 from sweeps.formatting import format_value, joined
 from sweeps.ledger.attributes import trial_fields
-from sweeps.report.report_page import table
+from sweeps.report.page import table
 from sweeps.spec.spec import parse_spec
 from sweeps.view.sweep_progress import SweepProgress
 from trainable.errors import TaskError

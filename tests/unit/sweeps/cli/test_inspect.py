@@ -18,8 +18,8 @@ from sweeps.cli.app import app
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.cli.render import _running, watch
 from sweeps.ledger.ledger import Suggestion
-from sweeps.view.remaining_time import DeliveryEstimate
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_progress import DeliveryEstimate
+from sweeps.view.sweep_view import SweepView
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 COMMANDS = [
@@ -158,7 +158,7 @@ def test_watch_without_a_terminal_prints_changes(tmp_path: Path) -> None:
     for ending, running in ((None, True), (None, True), ("complete", False)):
         if not views or ending is not None:
             sweep.add(ending, 0.5)
-        views.append(SweepStatus(sweep.paths))
+        views.append(SweepView(sweep.paths))
         views[-1].running = running
     watch(PlainConsole(file=said), iter(views).__next__, every=0)
     heads = [one for one in said.getvalue().splitlines() if one.startswith("small: ")]
@@ -180,7 +180,7 @@ def test_watch_fits_a_small_terminal(tmp_path: Path) -> None:
         sweep.add("complete", 0.5 + number)
     sweep.add(None, 0.7)
     for running in (True, False):
-        views.append(SweepStatus(sweep.paths))
+        views.append(SweepView(sweep.paths))
         views[-1].running = running
     terminal = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     console = PlainConsole(file=said, _environ=terminal, color_system=None)

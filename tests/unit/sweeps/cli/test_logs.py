@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
 from sweeps.sweep_lock import SweepLock
-from sweeps.view import trial_output
+from sweeps.view import sweep_progress
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 
@@ -72,7 +72,7 @@ def test_follow_prints_new_lines_until_the_trial_ends(
         looked.release()
         assert go_on.acquire(timeout=60)
 
-    monkeypatch.setattr(trial_output.time, "sleep", sleep)
+    monkeypatch.setattr(sweep_progress.time, "sleep", sleep)
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
     try:

@@ -19,7 +19,7 @@ from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.spec import trial_yaml
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUMED
 from trainable.build import open_trainer
@@ -76,7 +76,7 @@ def test_same_trial_is_reproduced(number: int, steps: int, paths: SweepPaths) ->
 
 
 def test_best_trial_is_the_default(paths: SweepPaths) -> None:
-    best = SweepStatus(paths).select_trial(None).number
+    best = SweepView(paths).select_trial(None).number
     done = _reproduce()
     assert done.exit_code == 0
     assert_parts(done.stdout, f"trial {best} is reproduced, bit for bit", "curve: the same in 9")
@@ -236,7 +236,7 @@ def test_loop_is_reproduced(paths: SweepPaths) -> None:
 
 
 def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
-    ledger, space = Ledger.open(paths.ledger), SweepStatus(paths).spec.space
+    ledger, space = Ledger.open(paths.ledger), SweepView(paths).spec.space
     member = ledger.add(Suggestion({KEY: 0.02}, {KEY: space[KEY].to_optuna()})).number
     ledger.mutate(1, {member: PbtPerturbation(1, RESUMED, {KEY: 0.01})})
     done = _reproduce("--trial", str(member))

@@ -14,7 +14,7 @@ from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.trust.reproduced import Difference, first_difference
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, PRUNED, RESUMED
 from trainable.store.metrics_file import FILE_NAME, Row, read_rows
@@ -67,7 +67,7 @@ def test_curves_are_compared_bit_for_bit() -> None:
 
 
 def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
-    ledger, space = Ledger.open(paths.ledger), SweepStatus(paths).spec.space
+    ledger, space = Ledger.open(paths.ledger), SweepView(paths).spec.space
     member = ledger.add(Suggestion({KEY: 0.02}, {KEY: space[KEY].to_optuna()})).number
     ledger.mutate(1, {member: PbtPerturbation(1, RESUMED, {KEY: 0.01})})
     done = _train(member)

@@ -22,7 +22,7 @@ from sweeps.errors import HELD, NO_SUCCESS, WRONG_INPUT, LedgerBusy, LedgerError
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import lock_lost
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_file import OutboxError
 
@@ -139,7 +139,7 @@ def test_finished_sweep_rejects_values_equal_only_in_python(
     space = "{task.x: {choice: [1, 2]}}"
     made = MadeSweep(tmp_path, space=space, more="search: {sampler: 'nowhere:X'}")
     made.add("complete", 0.5)
-    monkeypatch.setattr(SweepStatus, "concluded", True)
+    monkeypatch.setattr(SweepView, "concluded", True)
     for options, goes_on in (("[1, 2]", False), ("[true, 2]", True)):
         change = f"space.task.x={{choice: {options}}}"
         done = CliRunner().invoke(app, ["resume", "small", "--root", str(tmp_path), "-s", change])

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.cli.tables import TextTable, plain_table
+from sweeps.cli.plain_console import TextTable, plain_table
 from sweeps.formatting import titles
 
 COLUMNS = ("trial", "state", "val/loss", "reason")

@@ -26,7 +26,7 @@ from sweeps.reconcile.reconcile import (
 from sweeps.reconcile.stop_criteria import StopCriterionMet, StopMonitor, active_stop_criterion
 from sweeps.recording.tags import end_tags
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPEC = """
@@ -330,6 +330,6 @@ def test_pruned_run_names_what_pruned_it(reason: str | None, stopped_by: str) ->
 def test_inspecting_a_stopped_sweep_shows_the_same_time(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {hours: 1}")
     sweep.add("complete", 0.5)
-    assert SweepStatus(sweep.paths).state == "interrupted"
+    assert SweepView(sweep.paths).state == "interrupted"
     sweep.ledger.store_seconds(3600.0)
-    assert SweepStatus(sweep.paths).state == "finished"
+    assert SweepView(sweep.paths).state == "finished"

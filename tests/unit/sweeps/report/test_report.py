@@ -18,11 +18,11 @@ from sweeps.artifacts import publish
 from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
-from sweeps.report import report_data
+from sweeps.report import data
+from sweeps.report.data import thinned
+from sweeps.report.figures import rungs, survival
+from sweeps.report.page import PageSection, page, table
 from sweeps.report.report import write_report
-from sweeps.report.report_data import thinned
-from sweeps.report.report_figures import rungs, survival
-from sweeps.report.report_page import PageSection, page, table
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.halving import bracket_of
@@ -204,7 +204,7 @@ def test_quadratic_figures_use_a_subset_of_trials(
     for value in values:
         sweep.add("complete", value)
     for most, expected in ((12, values), (5, [*values[::3], values[-1]])):
-        monkeypatch.setattr(report_data, "MAX_TRIALS", most)
+        monkeypatch.setattr(data, "MAX_TRIALS", most)
         write_report(sweep.paths, tmp_path / "many.html")
         assert used.pop() == expected
         told = f"At most {most} of these are used, evenly spaced."

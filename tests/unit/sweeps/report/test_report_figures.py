@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.report.report_data import NotEnough, SweepData, read_sweep
-from sweeps.report.report_figures import FIGURES
-from sweeps.report.report_value_figures import contours, importance, parallel, slices
+from sweeps.report.data import NotEnough, SweepData, read_sweep
+from sweeps.report.figures import FIGURES, contours, importance, parallel, slices
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from sweeps.trust.comparable_trials import compare_all

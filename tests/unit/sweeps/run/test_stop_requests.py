@@ -18,7 +18,7 @@ from sweeps.search.suggest import Suggester
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
-from sweeps.view.sweep_status import UnknownTrial
+from sweeps.view.sweep_view import UnknownTrial
 
 SPEC = """
 name: small

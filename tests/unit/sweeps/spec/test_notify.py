@@ -20,7 +20,7 @@ from tests.time_limits import scaled
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tests.webhook_server import webhook_server
-from tracking.notification_queue import NotificationQueue
+from tracking.notifications import NotificationQueue
 from tracking.outbox import Outbox
 from tracking.trusted_stores import StoreUntrusted
 

@@ -15,7 +15,7 @@ from sweeps.report.report_confirmation import confirmed
 from sweeps.run.confirmed import confirm_rows, confirm_tags
 from sweeps.trust.confirmation import confirmed_trial, find_confirmation
 from sweeps.trust.findings import find
-from sweeps.view.sweep_status import NoBest
+from sweeps.view.sweep_view import NoBest
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.confirming_sweep import Value, found, request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep

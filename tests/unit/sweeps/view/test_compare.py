@@ -21,7 +21,7 @@ from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.view.compare import Incomparable, compare, differences
-from sweeps.view.sweep_status import UnknownTrial
+from sweeps.view.sweep_view import UnknownTrial
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
-from sweeps.view.disk_usage import directory_usage
+from sweeps.view.usage import directory_usage
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 FILES = {

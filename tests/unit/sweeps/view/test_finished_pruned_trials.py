@@ -9,12 +9,12 @@ import pytest
 
 from sweeps.recording.descriptions import describe_sweep, describe_trial
 from sweeps.recording.notifications import Notifier
-from sweeps.report.report_data import read_sweep
+from sweeps.report.data import read_sweep
 from sweeps.spec.spec import parse_spec
 from sweeps.trust.comparable_trials import compare_all
 from sweeps.trust.findings import find
 from sweeps.trust.next_search import next_overrides
-from sweeps.view.remaining_time import epochs_left
+from sweeps.view.sweep_progress import epochs_left
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tests.unit.sweeps.trust.test_findings import stopped_sweep
 

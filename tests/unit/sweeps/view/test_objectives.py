@@ -24,11 +24,11 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile, unreported
 from sweeps.reconcile.repairs import backfill
 from sweeps.recording.tags import front_tags
-from sweeps.report.report_figures import figures
+from sweeps.report.figures import figures
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import SearchConfig
 from sweeps.spec.spec import parse_spec
-from sweeps.view.sweep_status import NoBest, NoChoice, UnknownTrial
+from sweeps.view.sweep_view import NoBest, NoChoice, UnknownTrial
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import NullRecorder

@@ -19,8 +19,8 @@ from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.statistics.over_seeds import combine, standard_error
 from sweeps.trust.findings import find
-from sweeps.view.frames import trials_frame
 from sweeps.view.sweep_progress import SweepProgress, best_with_value
+from sweeps.view.tables import trials_frame
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 

@@ -11,8 +11,7 @@ import pytest
 from sweeps.ledger.trials import ENDINGS
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.view.observer import TrialProgress
-from sweeps.view.remaining_time import DeliveryEstimate, epochs_left
-from sweeps.view.sweep_progress import SweepProgress
+from sweeps.view.sweep_progress import DeliveryEstimate, SweepProgress, epochs_left
 
 SPEC = """
 name: s

@@ -27,8 +27,8 @@ from sweeps.stores import best_generation
 from sweeps.view.compare import Incomparable, compare
 from sweeps.view.observer import TrialProgress
 from sweeps.view.sweep_progress import SweepProgress, best_name, best_of
-from sweeps.view.sweep_status import NoBest
-from sweeps.view.trial_selection import select_rows
+from sweeps.view.sweep_view import NoBest
+from sweeps.view.tables import select_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli.app import app
 from sweeps.errors import UserError
-from sweeps.view.frames import write_tables
-from sweeps.view.trial_selection import select_rows, to_csv
+from sweeps.view.tables import select_rows, to_csv, write_tables
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPACE = (

@@ -1,6 +1,6 @@
 """The data of a report's figures, read once, and what the figures share.
 
-What must not live here: drawing (`report_figures`, `report_value_figures`).
+What must not live here: drawing (`figures`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.comparable_trials import ComparableTrials, compare_all, compare_survivors
 from sweeps.trust.findings import short_names
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.view.sweep_view import SweepView
 
 COLOURS = {
     "complete": "#1a7f37",
@@ -65,7 +65,7 @@ class Compared:
 class SweepData:
     """The data of all figures, read once."""
 
-    view: SweepStatus
+    view: SweepView
     study: optuna.Study
     """The study with all metrics."""
     names: Mapping[str, str]
@@ -122,7 +122,7 @@ class NotEnough(Exception):
 
 def read_sweep(paths: SweepPaths) -> SweepData:
     """Read the data of a sweep's figures."""
-    view = SweepStatus(paths)
+    view = SweepView(paths)
     drawn = (key for record in view.records for key in record.params)
     names = short_names(list(dict.fromkeys([*view.spec.space, *drawn])))
     stored = stored_trials(view)
@@ -233,12 +233,12 @@ def thinned(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def copy_study(view: SweepStatus) -> optuna.Study:
+def copy_study(view: SweepView) -> optuna.Study:
     """Return a study in memory with the sweep's trials, under the sweep's name."""
     return make_study(stored_trials(view), view.ledger.minimizes, view.paths.name)
 
 
-def stored_trials(view: SweepStatus) -> list[FrozenTrial]:
+def stored_trials(view: SweepView) -> list[FrozenTrial]:
     """Return the trials as Optuna has them, without those added after the view was read."""
     return Ledger.open(view.paths.ledger).frozen_trials()[: len(view.records)]
 

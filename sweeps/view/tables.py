@@ -1,18 +1,24 @@
-"""Trials and curves of a sweep as pandas DataFrames, read from its ledger and its
-trials' files, and written as CSV or Parquet.
+"""Trials and curves of a sweep as tables: the rows of `sweep trials`, DataFrames, CSV, Parquet.
 
-What must not live here: what a trial is (`ledger.trials`).
+What must not live here: what a trial is (`ledger.trials`), and tables for a terminal (`cli`).
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redaction.escapes import spreadsheet_cell
+from sweeps.errors import UserError
+from sweeps.formatting import quoted
 from sweeps.path_checks import check_file, check_private, make_private
-from sweeps.view.sweep_status import SweepStatus
+from sweeps.spec.error_messages import nearest
+from sweeps.spec.spec import SweepSpec
+from sweeps.view.sweep_view import STATES, SweepView
 from trainable.store.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
 from trainable.store.regular_files import LARGEST_CURVE, read_regular, replace_regular
 from trainable.store.tested import latest_tested
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from sweeps.ledger.trials import TrialSummary
 
 
-def trials_frame(view: SweepStatus) -> pd.DataFrame:
+def trials_frame(view: SweepView) -> pd.DataFrame:
     """Return one row for each trial; see `Sweep.trials`."""
     import pandas as pd
 
@@ -117,7 +123,7 @@ def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).set_index(["sweep", "trial"])
 
 
-def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
+def best_metrics(view: SweepView, number: int) -> dict[str, float]:
     """Return all metrics of a trial's best report, and those on test data if it was tested.
 
     A report that the trial's file does not have has none.
@@ -126,7 +132,7 @@ def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
     return _reported(view, number) | ({} if tested is None else tested.metrics)
 
 
-def _reported(view: SweepStatus, number: int) -> dict[str, float]:
+def _reported(view: SweepView, number: int) -> dict[str, float]:
     step = view.records[number].best_step
     if step is None:
         return {}
@@ -137,9 +143,7 @@ def _reported(view: SweepStatus, number: int) -> dict[str, float]:
     return {} if row is None else row.metrics
 
 
-def curves_frame(
-    view: SweepStatus, numbers: Iterable[int], metrics: Sequence[str]
-) -> pd.DataFrame:
+def curves_frame(view: SweepView, numbers: Iterable[int], metrics: Sequence[str]) -> pd.DataFrame:
     """Return one row for each trial, step and metric; see `Sweep.curves`."""
     import numpy as np
     import pandas as pd
@@ -217,7 +221,7 @@ def _curves_of_rows(
     return found
 
 
-def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
+def write_tables(view: SweepView, directory: Path, kind: str) -> list[Path]:
     """Write `trials` and `curves` of a sweep into a directory."""
     targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
     check_private(directory, f"--{kind}")
@@ -241,3 +245,111 @@ def _csv(frame: pd.DataFrame) -> bytes:
     frame = frame.assign(**{name: texts[name].map(spreadsheet_cell) for name in texts})
     text: str = frame.to_csv(index=False, header=[*map(spreadsheet_cell, frame)])
     return text.encode()
+
+
+_COLUMNS = (
+    "number",
+    "epoch",
+    "step",
+    "attempts",
+    "duration",
+    "state",
+    "started_at",
+    "ended_at",
+)
+
+
+def select_rows(
+    rows: Sequence[dict[str, Any]],
+    spec: SweepSpec,
+    *,
+    sort: str | None = None,
+    top: int | None = None,
+    state: str | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows to show, in their order."""
+    if state is not None and state not in STATES:
+        raise UserError(_unknown("--state", state, STATES, "state of a trial"))
+    found = [row for row in rows if state in (None, row["state"])]
+    if sort is not None:
+        key, sign = _column(sort, spec)
+        found.sort(key=lambda row: _sort_key(_cell(row, key, spec), sign))
+    return found[:top]
+
+
+def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
+    """Return the rows as CSV, with a column for each metric and each parameter."""
+    keys = list(spec.space)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    first = ["number", "state"]
+    last = [
+        "attempts",
+        "finishes",
+        "confirms",
+        "reason",
+        "started_at",
+        "ended_at",
+        "duration",
+        "mlflow_run_id",
+    ]
+    writer.writerow(map(spreadsheet_cell, [*first, *spec.metrics, "epoch", "step", *keys, *last]))
+    for row in rows:
+        values = row["value"] if isinstance(row["value"], list) else [row["value"]]
+        values += [None] * (len(spec.metrics) - len(values))
+        cells = [
+            *(row[name] for name in first),
+            *values,
+            *(row["epoch"], row["step"]),
+            *(row["params"].get(key) for key in keys),
+            *(row[name] if name != "confirms" else _confirms(row) for name in last),
+        ]
+        writer.writerow(map(spreadsheet_cell, cells))
+    return text.getvalue()
+
+
+def _confirms(row: dict[str, Any]) -> int | None:
+    """Return which leader a trial trains again; None for other trials."""
+    return row["origin"] if row["role"] == "confirm" else None
+
+
+def _column(name: str, spec: SweepSpec) -> tuple[str, int]:
+    """Return the column that a name means, and -1 if its largest number comes first, else 1."""
+    if name == spec.budget.report_word:  # as the table calls the column
+        return "epoch", 1
+    if name in ("value", *spec.metrics):
+        metric = spec.metrics[0] if name == "value" else name
+        return metric, -1 if spec.modes[spec.metrics.index(metric)] == "max" else 1
+    ends = [key for key in spec.space if key == name or key.endswith(f".{name}")]
+    if name in _COLUMNS or len(ends) == 1:
+        return (name if name in _COLUMNS else ends[0]), 1
+    if len(ends) > 1:
+        raise UserError(
+            f"--sort: {quoted(name)} names {len(ends)} parameters; write one in full: "
+            f"{', '.join(ends)}"
+        )
+    known = [spec.budget.report_word if one == "epoch" else one for one in _COLUMNS]
+    columns = ["value", *spec.metrics, *known, *spec.space]
+    raise UserError(_unknown("--sort", name, columns, "column"))
+
+
+def _cell(row: dict[str, Any], key: str, spec: SweepSpec) -> Any:
+    if key in spec.metrics:
+        value = row["value"]
+        return value[spec.metrics.index(key)] if isinstance(value, list) else value
+    return row["params"].get(key) if key in spec.space else row[key]
+
+
+def _sort_key(cell: Any, sign: int) -> tuple[int, float, str]:
+    """Return a key that orders numbers before texts, and missing values last."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return 2, 0.0, ""
+    if isinstance(cell, int | float):
+        return 0, sign * float(cell), ""
+    return 1, 0.0, str(cell)
+
+
+def _unknown(option: str, word: str, known: Sequence[str], what: str) -> str:
+    close = nearest(word, [*known, *(name.rpartition(".")[2] for name in known)])
+    hint = f" (did you mean {quoted(close)}?)" if close else ""
+    return f"{option}: {quoted(word)} is no {what}{hint}; write one of: {', '.join(known)}"

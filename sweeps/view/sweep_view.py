@@ -1,4 +1,4 @@
-"""The status of a sweep, read from its ledger, lock, outbox and checkpoints.
+"""What is known of a sweep, read from its ledger, lock, outbox and checkpoints.
 
 It can be read from another process while the sweep runs. What must not live here: printing, and
 anything that writes to a sweep.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sweeps.errors import NO_SUCCESS
+from sweeps.errors import NO_SUCCESS, LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
@@ -30,23 +31,12 @@ from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.rule import make_pausing_rule
-from sweeps.stores import (
-    best_generation,
-    lost_weights,
-    saved_generation,
-    trial_files,
-    trial_store,
-)
+from sweeps.stores import best_generation, lost_weights, saved_generation, trial_files, trial_store
 from sweeps.sweep_lock import describe_foreign_lock, is_held, read_holder
-from sweeps.view.outcome import (
-    SweepFailure,
-    SweepOutcome,
-    Waiting,
-    find_failure,
-    num_retryable,
-)
-from tracking.notification_queue import Undelivered
+from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
+from tracking.notifications import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
+from tracking.trusted_stores import StoreUntrusted
 from trainable.store.tested import latest_tested
 
 _REQUESTS = 16
@@ -100,7 +90,7 @@ class NoChoice(ValueError):
     """Several trials are the best, and the user has chosen none of them."""
 
 
-class SweepStatus:
+class SweepView:
     """One sweep, read once at construction."""
 
     def __init__(self, paths: SweepPaths) -> None:
@@ -122,7 +112,7 @@ class SweepStatus:
         self._pauses = make_pausing_rule(self.spec)
 
     @classmethod
-    def open(cls, name: str, root: str | Path | None = None) -> SweepStatus:
+    def open(cls, name: str, root: str | Path | None = None) -> SweepView:
         """Read a sweep by its name."""
         return cls(SweepPaths(resolve_root(None if root is None else Path(root)), name))
 
@@ -449,3 +439,20 @@ class SweepStatus:
 def _iso(time: datetime | None) -> str | None:
     """Return a local time with its offset from UTC."""
     return None if time is None else time.astimezone().isoformat(timespec="seconds")
+
+
+def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield each sweep's status; a sentence if it cannot be read."""
+    if root.exists() and not root.is_dir():
+        raise UserError(
+            f"--root {root}: is a file; the root is the directory that holds all sweeps; "
+            "name that directory"
+        )
+    yield from map(_status, list_sweeps(root))
+
+
+def _status(paths: SweepPaths) -> dict[str, Any] | str:
+    try:
+        return SweepView(paths).status()
+    except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
+        return str(error)  # the other sweeps are still listed

@@ -24,7 +24,7 @@ from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
 from sweeps.trust.findings import find
 from sweeps.trust.health_warnings import health_sentences
-from sweeps.view.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
+from sweeps.view.sweep_view import NoBest, SweepView, UnknownSweep, UnknownTrial
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
@@ -193,7 +193,7 @@ def test_started_trials_count_beyond_the_limit(
 def test_unknown_sweep_names_the_nearest(sweep: MadeSweep, tmp_path: Path) -> None:
     del sweep
     with pytest.raises(UnknownSweep) as unknown:
-        SweepStatus(SweepPaths(tmp_path, "smal"))
+        SweepView(SweepPaths(tmp_path, "smal"))
     assert str(unknown.value) == (
         f"there is no sweep 'smal' below {tmp_path}; did you mean 'small'?"
     )
