@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import psutil
+from ray.tune.experiment import Trial
 
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
+from sweeps.reconcile.failure_policy import Failure
 from sweeps.spec.trial_run import rank_timeout
 from trainable import heartbeat, rank_waits
 from trainable.heartbeat import OPENING, Stamp
@@ -164,3 +166,36 @@ def _is_stopped(stamp: Stamp) -> bool:
             psutil.STATUS_TRACING_STOP,
         )
     return False
+
+
+START_SECONDS = 3600.0
+"""How long a local Ray may take. A cluster may wait for nodes as long as it likes."""
+"""The most seconds that count between two checks: a longer gap means a suspended driver."""
+
+
+class NoWorkerStarts(BaseException):
+    """Trials wait for a worker, and none comes.
+
+    Not an `Exception`: on an `Exception`, Tune waits for its actors before it returns.
+    """
+
+
+class StartWatch:
+    """Counts for how long trials have waited while none trains."""
+
+    def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        self._last, self._waited = clock(), 0.0
+
+    def look(self, trials: Iterable[Trial]) -> tuple[int, Failure] | None:
+        """Return the first trial that waits, and why the sweep stops, once the limit is passed."""
+        passed, self._last = self._clock() - self._last, self._clock()
+        waiting = [one.config["number"] for one in trials if one.status == Trial.PENDING]
+        self._waited = self._waited + min(passed, _COUNTED_SECONDS) if waiting else 0.0
+        if self._waited <= self._limit:
+            return None
+        reason = (
+            f"lost: Ray has started no worker for {format_duration(self._limit)}, although trials "
+            "wait for one"
+        )
+        return min(waiting), Failure("lost", reason, "")

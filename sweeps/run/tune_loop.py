@@ -27,8 +27,8 @@ from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests
 from sweeps.run.confirming import ConfirmingTrials
+from sweeps.run.progress import NoWorkerStarts
 from sweeps.run.session import SweepSession
-from sweeps.run.start_watch import NoWorkerStarts
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
