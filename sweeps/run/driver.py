@@ -33,10 +33,10 @@ from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.repairs import close_stores
 from sweeps.run import stop_requests
 from sweeps.run.finalize import finalize_attempt
-from sweeps.run.progress import START_SECONDS
 from sweeps.run.session import SweepSession, open_sweep
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
+from sweeps.run.worker_watch import START_SECONDS
 from sweeps.spec.provenance_check import Origin
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec

@@ -50,7 +50,7 @@ from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
 from sweeps.recording.trial_config import keep_earlier
 from sweeps.run import stop_requests
 from sweeps.run.event_writer import Entry, EventWriter, WorkerReport, WriteQueue
-from sweeps.run.progress import Hang, NoWorkerStarts, ProgressWatch, StartWatch, TrialClock
+from sweeps.run.worker_watch import Hang, NoWorkerStarts, ProgressWatch, StartWatch, TrialClock
 from sweeps.spec.logged_params import run_start
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import TrialSeed

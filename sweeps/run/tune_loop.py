@@ -27,10 +27,10 @@ from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests
 from sweeps.run.confirming import ConfirmingTrials
-from sweeps.run.progress import NoWorkerStarts
 from sweeps.run.session import SweepSession
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
+from sweeps.run.worker_watch import NoWorkerStarts
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
 from sweeps.sweep_lock import SweepLock

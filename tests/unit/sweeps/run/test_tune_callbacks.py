@@ -19,8 +19,8 @@ from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.run.progress import NoWorkerStarts, StartWatch
 from sweeps.run.tune_callbacks import TuneEventHandler
+from sweeps.run.worker_watch import NoWorkerStarts, StartWatch
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
 from tests.unit.sweeps.sweep_factory import MadeSweep
