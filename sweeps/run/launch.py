@@ -32,7 +32,7 @@ from sweeps.reconcile.finishing import trials_to_finish
 from sweeps.reconcile.retrying import RetryRequest as RetryRequest
 from sweeps.reconcile.retrying import trials_to_retry
 from sweeps.run.code_directory import enter_code_directory
-from sweeps.run.lost_runs import has_lost_runs, warn_of_other_sweeps
+from sweeps.run.store_comparison import has_lost_runs, warn_of_other_sweeps
 from sweeps.search.dry_run import dry_run
 from sweeps.spec.automatic import refuse_another_choice
 from sweeps.spec.document import Document

@@ -6,12 +6,14 @@ what the store lacks (`run.sync`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 
 from sweeps.artifacts.trial_figures import figure_files
+from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
-from sweeps.reconcile.store_check import MissingData, SweepRun, check_all, check_runs
+from sweeps.reconcile.store_check import MissingData, SweepRun, check_all, check_runs, lost_runs
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
@@ -24,9 +26,12 @@ from sweeps.recording.tags import (
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
+from sweeps.tracker import find_tracker
 from sweeps.view.outcome import find_failure
+from sweeps.view.sweep_status import SweepStatus
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.recorder import Status, stored_status
+from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import Tracker
 
 _INTERRUPTED: Status = "INTERRUPTED"
@@ -117,3 +122,38 @@ class StoreComparison:
             files["best"] = {"config.yaml"}
             files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
         return {folder: frozenset(names) for folder, names in files.items()}
+
+
+def has_lost_runs(view: SweepStatus, warn: Callable[[str], None], *, offline: bool) -> bool:
+    """Whether the store has lost runs of a finished sweep, which a resume then sends again.
+
+    Warns if the store does not answer.
+    """
+    if offline:
+        return False
+    find_tracker(view.paths, view.spec).probe(known=True)
+    try:
+        found = lost_runs(
+            view.paths,
+            view.spec,
+            view.ledger.records(),
+            view.ledger.sweep_id,
+            untagged_env(),
+        )
+    except StoreUnreadable as error:
+        warn(str(error))
+        return False
+    return bool(found)
+
+
+def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, warn: Callable[[str], None]) -> None:
+    """Warn that the experiment of a new sweep has runs of other sweeps."""
+    tracker = find_tracker(paths, spec)
+    with contextlib.suppress(StoreUnreadable):  # the sweep can run without this warning
+        if others := tracker.other_sweeps(spec.name):
+            ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
+            warn(
+                f"the tracking store has runs of earlier sweeps named '{spec.name}'; the tag "
+                f"gradsweep.sweep_id tells sweeps apart: {ids}; {paths.command('ui')} shows only "
+                "the runs of this sweep"
+            )
