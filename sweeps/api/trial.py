@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
 from sweeps.artifacts import publish
-from sweeps.run.code_directory import checked_config
+from sweeps.run.task_code import checked_config
 from sweeps.spec.space import configured
 from sweeps.view.frames import best_metrics, curves_frame
 from sweeps.view.sweep_status import SweepStatus

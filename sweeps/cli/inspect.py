@@ -179,7 +179,7 @@ def best(
     from sweeps.artifacts import publish
     from sweeps.cli import pareto, render
     from sweeps.errors import NoVersion
-    from sweeps.run.code_directory import enter_code_directory
+    from sweeps.run.task_code import enter_code_directory
     from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
     from sweeps.view.sweep_status import NoBest
 

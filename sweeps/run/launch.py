@@ -31,8 +31,8 @@ from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconcile.finishing import trials_to_finish
 from sweeps.reconcile.retrying import RetryRequest as RetryRequest
 from sweeps.reconcile.retrying import trials_to_retry
-from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.store_comparison import has_lost_runs, warn_of_other_sweeps
+from sweeps.run.task_code import enter_code_directory
 from sweeps.search.dry_run import dry_run
 from sweeps.spec.automatic import refuse_another_choice
 from sweeps.spec.document import Document
