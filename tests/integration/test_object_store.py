@@ -26,7 +26,7 @@ from sweeps.artifacts import export
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import messages
 from sweeps.cli.app import app
-from sweeps.engine.node_checks import _make_check, fault_of
+from sweeps.engine.cluster import _make_check, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.repairs import close_store
 from sweeps.run.doctor import check_object_stores
