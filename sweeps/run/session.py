@@ -52,8 +52,7 @@ from sweeps.reconcile.retrying import (
 )
 from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconcile.store_check import Missing, lost_runs
-from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.recording.notifications import Notifier, NotifyingRecorder
+from sweeps.recording.notifications import LockedRecorder, Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.run.confirming import start_confirmation
 from sweeps.spec.provenance_check import Origin, check_origin, workers_tag

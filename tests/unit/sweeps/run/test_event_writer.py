@@ -14,7 +14,7 @@ from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.sweep_lock import lock_lost
 from tests.unit.sweeps.sweep_factory import MadeSweep

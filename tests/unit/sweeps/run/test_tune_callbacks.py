@@ -18,7 +18,7 @@ from ray.tune.experiment import Trial
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
-from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import NoWorkerStarts, StartWatch
 from sweeps.sweep_lock import SweepLock
