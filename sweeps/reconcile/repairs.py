@@ -30,10 +30,10 @@ from sweeps.reconcile.reconcile import (
     UnrecordedEnd,
 )
 from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     end_tags,
+    record_configuration,
     retried_tags,
     run_status,
     status_tags,

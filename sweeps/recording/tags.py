@@ -19,7 +19,8 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.patience import BY_PATIENCE
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.recorder import TAG_REPEATS, Status
+from tracking.recorder import TAG_REPEATS, Recorder, Status
+from trainable.metrics_file import Row
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
@@ -201,3 +202,28 @@ def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     for number, later in enumerate(attempts[1:], start=2):
         tags |= {f"{k}.{number}": v for k, v in later.items() if first.get(k) != v}
     return tags
+
+
+def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
+    """Record the value of a configuration, its standard error and from how many seeds it is.
+
+    Tags have the state so far. The metrics are recorded once all seeds are complete, at the step
+    of the first seed's last report.
+    """
+    seeds = first.over_seeds
+    if seeds is None:
+        return
+    figures = {
+        "over_seeds.value": first.value,
+        "over_seeds.standard_error": seeds.standard_error,
+    }
+    known = {key: one for key, one in figures.items() if one is not None}
+    tags = {
+        "over_seeds.state": seeds.state,
+        "over_seeds.num_seeds": f"{seeds.num_values} of {seeds.seeds}",
+        **{key: repr(one) for key, one in known.items()},
+    }
+    recorder.tag(first.number, tags)
+    if seeds.state == "complete":
+        metrics = {key.replace(".", "/"): one for key, one in known.items()}
+        recorder.log(first.number, [Row(first.step, first.ended_ms or 0, metrics)])

@@ -28,8 +28,14 @@ from sweeps.reconcile.failure_policy import Failure
 from sweeps.reconcile.reconcile import end_of_stopped, end_of_training, unreported
 from sweeps.reconcile.repairs import backfill
 from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.over_seeds import record_configuration
-from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
+from sweeps.recording.tags import (
+    NOT_STOPPED,
+    end_tags,
+    lineage_tags,
+    record_configuration,
+    run_status,
+    status_tags,
+)
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.logged_params import RunStart
 from sweeps.spec.spec import SweepSpec
