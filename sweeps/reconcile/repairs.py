@@ -29,7 +29,6 @@ from sweeps.reconcile.reconcile import (
     UnknownDirectory,
     UnrecordedEnd,
 )
-from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     end_tags,
@@ -37,6 +36,7 @@ from sweeps.recording.tags import (
     retried_tags,
     run_status,
     status_tags,
+    thin_rows,
 )
 from sweeps.recording.trial_config import read_config
 from sweeps.search.pbt_exploit import without_unbegun

@@ -20,8 +20,7 @@ from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.repairs import told_start
 from sweeps.recording.descriptions import DESCRIPTION
-from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import end_tags, run_status, status_tags
+from sweeps.recording.tags import end_tags, run_status, status_tags, thin_rows
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.spec import SweepSpec
 from sweeps.tracker import find_tracker

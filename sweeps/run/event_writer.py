@@ -27,7 +27,6 @@ from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.failure_policy import Failure
 from sweeps.reconcile.reconcile import end_of_stopped, end_of_training, unreported
 from sweeps.reconcile.repairs import backfill
-from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import (
     NOT_STOPPED,
     end_tags,
@@ -35,6 +34,7 @@ from sweeps.recording.tags import (
     record_configuration,
     run_status,
     status_tags,
+    thin_rows,
 )
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.logged_params import RunStart
