@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from redaction.secrets import redact
+from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.checkpoint_locations import best_generation
 from sweeps.engine import fork_server
 from sweeps.errors import NoReport, NoVersion
 from sweeps.formatting import format_best, format_value, joined
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary
-from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.path_checks import check_file, check_private, make_private, write_file
+from sweeps.paths import TRIAL_CONFIG, SweepPaths, check_name
 from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec, trial_yaml
+from sweeps.store_access import reach_tracking
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from trainable.config import TaskConfig
 from trainable.errors import StorageError
@@ -353,3 +356,37 @@ def _reason(child: subprocess.CompletedProcess[str]) -> str:
     if not printed:
         return f"its process ended with exit code {child.returncode}"
     return redact(printed[-1])
+
+
+def check(view: SweepStatus, *, directory: Path | None = None, model: str | None = None) -> None:
+    """Check where a trial is to be exported and under which name it is to be registered."""
+    if model is not None:
+        check_name(model, model=True)
+        reach_tracking(view.paths, view.spec)
+        check_no_copy(view.paths, view.spec, view.ledger.run_from)
+        check_below_root(view.paths, view.spec)
+    if directory is not None:
+        check_private(directory, "--export")
+
+
+def export(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
+    """Write a trial's weights, configuration and model card; see `export_best`."""
+    check(view, directory=directory)
+    with make_private(directory, "--export") as place:
+        written = export_best(view, place, trial)
+    return [directory / file.name for file in written]
+
+
+def register(view: SweepStatus, trial: int, model: str, *, pickled: bool = False) -> str:
+    """Register a trial's model in MLflow, and return its version; see `register_best`."""
+    check(view, model=model)
+    return register_best(view.paths, trial, model, pickled=pickled)
+
+
+def report(view: SweepStatus, target: Path) -> Path:
+    """Write a sweep's report as a page of HTML."""
+    check_file(target, "--output")
+    with tempfile.TemporaryDirectory(prefix="sweep-report-") as made:
+        page = draw_report(view.paths, Path(made, "report.html")).read_bytes()
+    write_file(target, page, "--output")
+    return target
