@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.engine import process_cleanup
-from sweeps.engine.trial_process import RunIgnorer
+from sweeps.engine.fluent_mlflow import RunIgnorer
 
 
 def test_artifacts_of_a_rank_go_with_its_driver(
