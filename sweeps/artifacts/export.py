@@ -1,6 +1,6 @@
-"""Export weights, register models and write reports, each in a child process.
+"""Export weights with a model card, register models and write reports.
 
-In the driver's own process, torch, MLflow and Plotly would stay in memory. What must not live
+Child processes do it: in the driver's own, torch, MLflow and Plotly would stay in memory. What must not live
 here: the work of the child processes (`trainable.export`, `model_registry`, `report`).
 """
 

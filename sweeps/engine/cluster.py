@@ -1,8 +1,8 @@
-"""Connect to a running Ray cluster, and detect its loss.
+"""Connect to a running Ray cluster, check its nodes, and detect its loss.
 
 The driver never starts, stops or cleans up the cluster. When the driver ends, even by SIGKILL, Ray
 ends the driver's job with all its actors. What must not live here: finding the address
-(`cluster_address`), and the check of each node (`node_checks`).
+(`cluster_address`), and how trials share the nodes (`resources`).
 """
 
 from __future__ import annotations

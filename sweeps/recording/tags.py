@@ -1,7 +1,8 @@
-"""The tags of runs in the tracking store: how a trial ended, lineage, health, the best trial.
+"""What runs in the tracking store receive: tags, the thinned curve, the value over seeds.
 
-What must not live here: tags about the machine and the code (`tracking.provenance`), and calls
-that set tags.
+The content of a row alone decides whether it is sent. So the driver, a resumed driver and
+`sweep sync` send the same rows; `metrics.jsonl` keeps all. What must not live here: tags about the
+machine and the code (`tracking.provenance`), and sending.
 """
 
 from __future__ import annotations

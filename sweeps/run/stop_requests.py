@@ -1,6 +1,6 @@
-"""Stop requests to a running sweep from another terminal or host: drain, exit, end one trial.
+"""Stop a running sweep from another terminal or host, or end one trial for good.
 
-A request is an empty file below the sweep's `control/` whose name begins with the driver's token.
+A stop request is an empty file below the sweep's `control/` whose name begins with the driver's token.
 Only the driver with that token reads it; a later driver ignores it. The driver creates the
 directory, and only the driver's user may enter it. A process that requests a stop waits until the
 driver has acted. What must not live here: how a driver acts on a request (`tune_loop`,
@@ -25,7 +25,6 @@ from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.reconcile import MissingReport, unreported
 from sweeps.reconcile.repairs import close_stores
-from sweeps.run import stop_requests
 from sweeps.run.sync import queue_interruptions
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.sweep_lock import LockOwner, SweepLock, is_held, read_holder
@@ -216,17 +215,15 @@ def stop(
     """Stop a running sweep, whose trials save and can resume; or end one trial."""
     paths = view.paths
     if trial is None:
-        return stop_requests.stop_sweep(paths, now=now, seconds=seconds, say=say)
+        return stop_sweep(paths, now=now, seconds=seconds, say=say)
     if now:
-        raise stop_requests.NotRunningError(
+        raise NotRunningError(
             "--now and --trial exclude each other; a trial ends at its next step; "
             "leave one of them out"
         )
     try:
-        return stop_requests.stop_trial(paths, trial, seconds=seconds, say=say)
-    except stop_requests.NoDriverError:
-        from sweeps.run.stop_requests import end_trial  # loads Optuna
-
+        return stop_trial(paths, trial, seconds=seconds, say=say)
+    except NoDriverError:
         return end_trial(SweepStatus(paths), trial)
 
 

@@ -1,8 +1,9 @@
-"""Find the code of a sweep from another directory: in the one in which the last driver ran.
+"""Run the code of a sweep in this process, also from another directory than the last driver.
 
-Importing a task runs its code. So a recorded directory counts only if this user's driver recorded
-it for these very files, and no other user could have placed code there. What must not live here:
-the import itself (`trainable.task_import`), and what is recorded (`below_root`).
+Importing a task runs its code. So the recorded directory of the last driver counts only if this
+user's driver recorded it for these very files, and no other user could have placed code there.
+What must not live here: the import itself (`trainable.task_import`), and what is recorded
+(`below_root`).
 """
 
 from __future__ import annotations

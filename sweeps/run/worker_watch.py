@@ -1,4 +1,4 @@
-"""Detect running trials that make no progress, and kill their workers.
+"""Watch over workers: whether Ray starts them, whether they make progress, how long they train.
 
 The driver watches its workers: code in a worker that holds the GIL would also block a watching
 thread there. Time counts only while both processes can run, so a stopped worker or a suspended
