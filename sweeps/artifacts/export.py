@@ -1,7 +1,7 @@
 """Export weights with a model card, register models and write reports.
 
-Child processes do it: in the driver's own, torch, MLflow and Plotly would stay in memory. What must not live
-here: the work of the child processes (`trainable.export`, `model_registry`, `report`).
+Child processes do it: in the driver's own, torch, MLflow and Plotly would stay in memory. What
+must not live here: their work (`trainable.export`, `model_registry`, `report`).
 """
 
 from __future__ import annotations

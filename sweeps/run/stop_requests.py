@@ -1,6 +1,6 @@
 """Stop a running sweep from another terminal or host, or end one trial for good.
 
-A stop request is an empty file below the sweep's `control/` whose name begins with the driver's token.
+A request is an empty file below the sweep's `control/` whose name begins with the driver's token.
 Only the driver with that token reads it; a later driver ignores it. The driver creates the
 directory, and only the driver's user may enter it. A process that requests a stop waits until the
 driver has acted. What must not live here: how a driver acts on a request (`tune_loop`,
