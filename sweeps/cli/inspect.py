@@ -176,7 +176,7 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
-    from sweeps.artifacts import export
+    from sweeps.artifacts import export as artifacts
     from sweeps.cli import pareto, render
     from sweeps.errors import NoVersion
     from sweeps.run.task_code import enter_code_directory
@@ -192,7 +192,7 @@ def best(
         )
     with input_errors():
         view = view_of(name, root)
-        export.check(view, directory=export, model=register)
+        artifacts.check(view, directory=export, model=register)
         try:
             if confirmed:
                 trial = confirmed_trial(view).number
@@ -205,12 +205,12 @@ def best(
             found = view.best(trial)
             if (said := leader_in_confirmation(view, found["number"])) is not None:
                 found["confirmation"] = said
-            written = export.export(view, export, trial) if export is not None else []
+            written = artifacts.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering") as spinner:
                     enter_code_directory(view, spinner.update)
                     number = view.select_weights(trial).number
-                    version = export.register(view, number, register, pickled=pickled)
+                    version = artifacts.register(view, number, register, pickled=pickled)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)

@@ -46,6 +46,8 @@ from sweeps.engine.ray_watch import PATIENCE_SECONDS, Loss, LossHandler, watched
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, Machine
 from sweeps.exit_codes import WRONG_INPUT
 from sweeps.formatting import format_bytes
+from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import withheld_variables
 from trainable.private_files import UMASK_VARIABLE
 
 _CONNECT_SECONDS = 25.0
@@ -121,10 +123,8 @@ class Cluster:
 def connected(
     address: str,
     root: Path,
-    modules: Iterable[str],
+    spec: SweepSpec,
     *,
-    store: str | None = None,
-    hidden_env: Iterable[str] = (),
     tell: Callable[[str], None],
     tell_last: Callable[[TextIO, str], None],
 ) -> Iterator[Cluster]:
@@ -134,15 +134,15 @@ def connected(
     """
     address = locate(address)
     set_cluster_env(loopback=is_loopback(address))
-    package = package_code(Path.cwd(), root, modules)
+    package = package_code(Path.cwd(), root, spec.trial_modules)
     if package is not None and (warning := package.warning()):
         tell(warning)
     size = package.size if package is not None else 0
     with _exit_after(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address, tell_last):
-        raylet = _connect(address, package, hidden_env)
+        raylet = _connect(address, package, withheld_variables(spec))
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
-        yield Cluster(address, tuple(check_nodes(nodes, root, store)), raylet)
+        yield Cluster(address, tuple(check_nodes(nodes, root, spec.storage.checkpoints)), raylet)
     finally:
         disconnect()
 

@@ -7,13 +7,21 @@ what the store lacks (`run.sync`).
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 
 from sweeps.artifacts.trial_figures import figure_files
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
-from sweeps.reconcile.store_check import MissingData, SweepRun, check_all, check_runs, lost_runs
+from sweeps.reconcile.store_check import (
+    ExpectedRun,
+    ExpectedSweep,
+    MissingData,
+    check_all,
+    check_runs,
+    lost_runs,
+)
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
@@ -76,18 +84,17 @@ class StoreComparison:
         """Return everything that the store lacks of the delivered records."""
         params = dict(flatten(self._spec.model_dump(mode="json")))
         delivered = read_outbox(self._paths.outbox)
-        own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
-        return check_all(
-            self._paths,
-            self._spec,
-            self.records,
-            self.store,
-            self.sweep_id,
-            own,
-            densities=self.densities,
+        expected = ExpectedSweep(
+            paths=self._paths,
+            spec=self._spec,
+            records=self.records,
+            own_run=ExpectedRun(params, self._sweep_tags(), self._sweep_files()),
+            own_status=self._status(delivered),
+            every=math.lcm(*self.densities),
             more_tags=self._front_tags(),
             drawn=lambda number: figure_files(self._paths, number),
         )
+        return check_all(expected, self.store, self.sweep_id)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
         """Return the status of the sweep's own run; None: a killed driver did not send it."""
@@ -124,13 +131,11 @@ class StoreComparison:
         return {folder: frozenset(names) for folder, names in files.items()}
 
 
-def has_lost_runs(view: SweepStatus, warn: Callable[[str], None], *, offline: bool) -> bool:
+def has_lost_runs(view: SweepStatus, warn: Callable[[str], None]) -> bool:
     """Whether the store has lost runs of a finished sweep, which a resume then sends again.
 
     Warns if the store does not answer.
     """
-    if offline:
-        return False
     find_tracker(view.paths, view.spec).probe(known=True)
     try:
         found = lost_runs(

@@ -9,6 +9,7 @@ whether the trial is retried (`tune_callbacks`).
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from typing import Literal, NamedTuple
 import psutil
 from ray.tune.experiment import Trial
 
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.failure_policy import Failure
@@ -171,6 +173,19 @@ def _is_stopped(stamp: Stamp) -> bool:
 START_SECONDS = 3600.0
 """How long a local Ray may take. A cluster may wait for nodes as long as it likes."""
 """The most seconds that count between two checks: a longer gap means a suspended driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRules:
+    """How a driver finds out that workers are lost, and how long they may take."""
+
+    node_died: Callable[[Exception | None], bool] = lambda _: False
+    """Whether a worker was lost with its whole node."""
+    end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker
+    start_seconds: float = math.inf
+    """How long trials may wait while no worker starts."""
+    grace: float = math.inf
+    """How long a trial that the user stops may take to reach its next step."""
 
 
 class NoWorkerStarts(BaseException):
