@@ -23,7 +23,6 @@ from sweeps.errors import Issue, UserError
 from sweeps.paths import RESERVED_NAMES, SweepPaths, artifact_root, tracking_place
 from sweeps.spec.document import AFTER_THE_FILE, Document
 from sweeps.spec.spec import SweepSpec
-from sweeps.spec.trial_run import flatten
 from tracking.address import CREDENTIALS, file_path, is_file, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
 from tracking.notifications import (
@@ -32,9 +31,8 @@ from tracking.notifications import (
     Undelivered,
     address_fault,
 )
-from tracking.outbox_recorder import open_recorder
 from tracking.outbox_status import read_outbox
-from tracking.tracker import OpenTracker, StoreUnreadable, TrackedSweep, Tracker
+from tracking.tracker import StoreUnreadable, Tracker
 from tracking.trackers import choose_tracker
 from tracking.trusted_stores import (
     StoreUntrusted,
@@ -140,32 +138,6 @@ def find_tracker(paths: SweepPaths, spec: SweepSpec) -> Tracker:
 def tracker_at(uri: str | None, root: Path) -> Tracker:
     """Return the tracker for an address, whether or not it may be connected to."""
     return choose_tracker(*tracking_place(uri, root))
-
-
-def open_tracker(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    sweep_id: str,
-    *,
-    tags: Mapping[str, str],
-    inherited: Mapping[str, str],
-    experiment_tags: Mapping[str, str],
-    announce: bool = True,
-    environment: Mapping[str, str] | None = None,
-) -> OpenTracker:
-    """Open the recorder of a sweep and its delivery."""
-    offline = environment is None
-    tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
-    sweep = TrackedSweep(
-        experiment=spec.name,
-        sweep_id=sweep_id,
-        outbox=paths.outbox,
-        tags=tags,
-        params=dict(flatten(spec.model_dump(mode="json"))),
-        inherited=inherited,
-        experiment_tags=experiment_tags,
-    )
-    return open_recorder(tracker, sweep, announce=announce, environment=environment)
 
 
 def check_webhook(spec: SweepSpec) -> str | None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainable.store.notes import read_tested
+
 from sweeps.api.command import run_command
-from sweeps.artifacts import publish
-from sweeps.run.trial_process import checked_config
+from sweeps.artifacts import export
+from sweeps.run.task_code import checked_config
 from sweeps.spec.space import configured
 from sweeps.view.sweep_view import SweepView
 from sweeps.view.tables import best_metrics, curves_frame
 from trainable.config import TrialConfig
-from trainable.store.tested import read_tested
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,7 +191,7 @@ class Trial:
             NoBest: The checkpoint is lost, or the trial never saved one.
             FileExistsError: The directory is not empty.
         """
-        return publish.export(self._view, Path(directory), self._weights.number)
+        return export.export(self._view, Path(directory), self._weights.number)
 
     @property
     def _weights(self) -> TrialSummary:

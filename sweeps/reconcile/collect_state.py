@@ -10,11 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainable.store.notes import tested_rows
+
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.reconcile import SavedReport, SweepState, TrialState
-from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import run_status
+from sweeps.recording.tags import run_status, thin_rows
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.metric_values import Value, as_value
 from sweeps.stopping.rule import Standing, StopDecider
@@ -23,7 +24,6 @@ from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import Row, read_logged, read_rows
-from trainable.store.tested import tested_rows
 
 
 def read_sweep_state(

@@ -1,13 +1,15 @@
-"""The tags of runs in the tracking store: how a trial ended, lineage, health, the best trial.
+"""What runs in the tracking store receive: tags, the thinned curve, the value over seeds.
 
-What must not live here: tags about the machine and the code (`tracking.provenance`), and calls
-that set tags.
+The content of a row alone decides whether it is sent. So the driver, a resumed driver and
+`sweep sync` send the same rows; `metrics.jsonl` keeps all. What must not live here: tags about the
+machine and the code (`tracking.provenance`), and sending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Protocol
 
 from sweeps.ledger.attributes import ACCUMULATION, Role
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER, kind_of
@@ -15,10 +17,15 @@ from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import flatten
 from sweeps.stopping.patience import BY_PATIENCE
+from sweeps.stores import find_tracker, tracker_at
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.recorder import TAG_REPEATS, Status
+from tracking.outbox_recorder import open_recorder
+from tracking.recorder import TAG_REPEATS, Recorder, Status
+from tracking.tracker import OpenTracker, TrackedSweep
+from trainable.store.metrics_file import Row
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
@@ -200,3 +207,98 @@ def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     for number, later in enumerate(attempts[1:], start=2):
         tags |= {f"{k}.{number}": v for k, v in later.items() if first.get(k) != v}
     return tags
+
+
+def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
+    """Record the value of a configuration, its standard error and from how many seeds it is.
+
+    Tags have the state so far. The metrics are recorded once all seeds are complete, at the step
+    of the first seed's last report.
+    """
+    seeds = first.over_seeds
+    if seeds is None:
+        return
+    figures = {
+        "over_seeds.value": first.value,
+        "over_seeds.standard_error": seeds.standard_error,
+    }
+    known = {key: one for key, one in figures.items() if one is not None}
+    tags = {
+        "over_seeds.state": seeds.state,
+        "over_seeds.num_seeds": f"{seeds.num_values} of {seeds.seeds}",
+        **{key: repr(one) for key, one in known.items()},
+    }
+    recorder.tag(first.number, tags)
+    if seeds.state == "complete":
+        metrics = {key.replace(".", "/"): one for key, one in known.items()}
+        recorder.log(first.number, [Row(first.step, first.ended_ms or 0, metrics)])
+
+
+_AT_BOUNDARIES = "epoch"
+# Logged every `train.layer_norms_every` steps, so they need no thinning.
+_SPARSE = "grad_norm/"
+
+
+def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
+    """Yield the rows of a curve that the tracking server receives.
+
+    Rows of the first step, of each epoch's end and of every `every`-th step are complete. Other
+    rows keep only the layers' gradient norms.
+    """
+    rows = list(_merge_steps(rows))
+    last = rows[-1] if rows and ended else None
+    for row in rows:
+        is_boundary = _AT_BOUNDARIES in row.metrics
+        if row.step == 1 or row.step % every == 0 or is_boundary or row is last:
+            yield row
+        elif sparse := {k: v for k, v in row.metrics.items() if k.startswith(_SPARSE)}:
+            yield row._replace(metrics=sparse)
+
+
+def _merge_steps(rows: Iterable[Row]) -> Iterator[Row]:
+    """Merge consecutive rows of the same step, as readers of the file do."""
+    last: Row | None = None
+    for row in rows:
+        if last is not None and last.step != row.step:
+            yield last
+            last = None
+        last = row if last is None else row._replace(metrics=last.metrics | row.metrics)
+    if last is not None:
+        yield last
+
+
+class SweepAttempts(Protocol):
+    """The part of a ledger that identifies a sweep and its drivers."""
+
+    @property
+    def sweep_id(self) -> str:
+        """The sweep's id."""
+
+    @property
+    def attempts(self) -> Sequence[Mapping[str, str]]:
+        """The provenance of each driver."""
+
+
+def open_tracker(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    ledger: SweepAttempts,
+    *,
+    tags: Mapping[str, str],
+    announce: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> OpenTracker:
+    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts."""
+    offline = environment is None
+    tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
+    attempts = ledger.attempts
+    sweep = TrackedSweep(
+        experiment=spec.name,
+        sweep_id=ledger.sweep_id,
+        outbox=paths.outbox,
+        tags={**attempt_tags(attempts), **tags},
+        params=dict(flatten(spec.model_dump(mode="json"))),
+        inherited=attempts[-1] if attempts else {},
+        experiment_tags=leaders_views(spec, ledger.sweep_id),
+    )
+    return open_recorder(tracker, sweep, announce=announce, environment=environment)

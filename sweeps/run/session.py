@@ -31,7 +31,6 @@ from sweeps.reconcile.confirmation import (
     most_runs,
     num_unstarted,
 )
-from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconcile.finishing import (
     check_free,
     check_unfinished,
@@ -50,11 +49,11 @@ from sweeps.reconcile.retrying import (
 )
 from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconcile.store_check import Missing, lost_runs
-from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.recording.notifications import Notifier, NotifyingRecorder
-from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
+from sweeps.recording.notifications import LockedRecorder, Notifier, NotifyingRecorder
+from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_tracker
 from sweeps.run.confirming import start_confirmation
-from sweeps.spec.resume_checks import Origin, check_origin, check_search_changes, workers_tag
+from sweeps.run.prepared import PreparedSweep
+from sweeps.spec.resume_checks import check_origin, check_search_changes, workers_tag
 from sweeps.spec.revisions import changes, describe_changes, read_revisions, read_spec, write_spec
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
@@ -64,7 +63,6 @@ from sweeps.stores import (
     check_no_copy,
     find_tracker,
     open_notifications,
-    open_tracker,
     place_of,
     tracker_at,
     trial_files,
@@ -100,6 +98,8 @@ class SweepSession:
     """Raises an error instead of recording after the driver has lost the lock."""
     delivery: BackgroundDelivery
     """Delivers what `recorder` records to the tracking server."""
+    fence: Callable[[], None]
+    """Raises an error once the driver has lost the lock; called before each write."""
     lost_runs: str | None = None
     """A sentence about the runs that the tracking store has lost; None if it has lost none."""
     notifications: Notifications | None = None
@@ -234,49 +234,27 @@ class SweepSession:
 
 
 def open_sweep(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    origin: Origin,
-    *,
-    new: bool,
-    accept_changes: bool = False,
-    extra: ExtraTraining = NO_EXTRA,
-    max_workers: int | None = None,
-    offline: bool = False,
-    fence: Callable[[], None],
-    warn: Callable[[str], None] = lambda _: None,
+    prepared: PreparedSweep, fence: Callable[[], None], warn: Callable[[str], None]
 ) -> SweepSession:
     """Open a sweep, or create it."""
-    ledger = open_ledger(
-        paths,
-        spec,
-        origin,
-        new=new,
-        accepted=accept_changes,
-        extra=extra,
-        max_workers=max_workers,
-        warn=warn,
-    )
+    paths, spec, options = prepared.paths, prepared.spec, prepared.options
+    ledger = open_ledger(prepared, warn)
     complete_retries(paths, spec, ledger)
     revisions = read_revisions(paths.spec)
-    now = {**provenance(), **ledger.origin.tags(), **workers_tag(revisions)}
-    ledger.add_attempt(now)
+    ledger.add_attempt({**provenance(), **ledger.origin.tags(), **workers_tag(revisions)})
     ledger.store_run_from({**place_of(paths), "code": os.getcwd()})
-    root = paths.root
+    offline, root = options.offline, paths.root
     tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
-    lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
+    lost = None if prepared.new or offline else _find_lost_runs(paths, spec, ledger)
     set_target(paths.outbox, tracker)
     recorder, delivery = open_tracker(
         paths,
         spec,
-        ledger.sweep_id,
+        ledger,
         tags={
-            **attempt_tags(ledger.attempts),
             **curve_tags([one.tracking.every for one in revisions]),
-            **({} if new else SWEEP_RESUMED),
+            **({} if prepared.new else SWEEP_RESUMED),
         },
-        inherited=now,
-        experiment_tags=leaders_views(spec, ledger.sweep_id),
         environment=None if offline else untagged_env(),
     )
     notifications = _open_notifications(paths, spec, ledger, offline=offline)
@@ -291,9 +269,10 @@ def open_sweep(
         ledger,
         locked,
         delivery,
+        fence,
         lost,
         notifications,
-        only_confirms=extra.confirm is not None,
+        only_confirms=options.extra.confirm is not None,
     )
 
 
@@ -328,24 +307,15 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     return "; ".join(Missing.of(found).sentences(1 + len(trials), command))
 
 
-def open_ledger(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    origin: Origin,
-    *,
-    new: bool,
-    accepted: bool,
-    extra: ExtraTraining = NO_EXTRA,
-    max_workers: int | None = None,
-    warn: Callable[[str], None] = lambda _: None,
-) -> Ledger:
+def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
 
     The ledger is created before the spec file. The spec file is the commit point: a sweep exists
     once that file exists.
     """
+    paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     planned = PlannedExtra()
-    if new:
+    if prepared.new:
         LedgerFile(paths.ledger).remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(
@@ -361,17 +331,9 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(paths.ledger)
+        accepted = prepared.options.accept_changes
         check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
-        planned = plan_resume(
-            paths,
-            before,
-            spec,
-            origin,
-            ledger,
-            extra,
-            accepted=accepted,
-            max_workers=max_workers,
-        )
+        planned = plan_resume(prepared, before, ledger)
     if not planned.retries:  # else with the trials, whose attempts note how the code has changed
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for.
@@ -404,22 +366,14 @@ class PlannedExtra:
         return "; ".join(filter(None, notes))
 
 
-def plan_resume(
-    paths: SweepPaths,
-    before: SweepSpec,
-    spec: SweepSpec,
-    origin: Origin,
-    ledger: Ledger,
-    extra: ExtraTraining,
-    *,
-    accepted: bool,
-    max_workers: int | None,
-) -> PlannedExtra:
+def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> PlannedExtra:
     """Check that a sweep can resume with a spec, and return what it trains besides the search.
 
-    Arguments and errors are those of `session.open_ledger`. After accepted changes it removes what
-    trials have noted of their task as it was built, once all checks have passed.
+    After accepted changes it removes what trials have noted of their task as it was built, once
+    all checks have passed.
     """
+    paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
+    extra = prepared.options.extra
     trials = ledger.trials()
     retry, again = extra.retry, list[int]()
     if retry is not None:
@@ -427,7 +381,7 @@ def plan_resume(
     fresh = retry is not None and retry.fresh
     # Without a trained trial there is nothing to compare with.
     others = [one for one in trials if not (fresh and one.number in again)]
-    accepted = accepted or not _has_trained(paths, before, others)
+    accepted = prepared.options.accept_changes or not _has_trained(paths, before, others)
     check_origin(ledger.origin, origin, before, spec, accepted=accepted)
     if not accepted:
         _check_reported_trials(paths, before, spec, trials)
@@ -448,8 +402,7 @@ def plan_resume(
         plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in again
     ]
     planned = PlannedExtra(retries, finish, request)
-    if max_workers is not None:
-        _check_workers(paths, spec, trials, planned, max_workers)
+    _check_workers(paths, spec, trials, planned, prepared.resources.max_workers)
     if accepted:  # trials then resume with the task as it is built now
         for trial in trials:
             (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)

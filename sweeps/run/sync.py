@@ -31,7 +31,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import tracking_gaps
 from sweeps.reconcile.repairs import send_to_tracker
 from sweeps.reconcile.store_check import Missing, MissingData
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, attempt_tags, curve_tags, leaders_views
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, attempt_tags, curve_tags, open_tracker
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
@@ -41,7 +41,6 @@ from sweeps.stores import (
     check_no_copy,
     deliver_waiting,
     find_tracker,
-    open_tracker,
 )
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import NoBest, SweepView
@@ -294,15 +293,7 @@ def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> OpenTracker:
     """Return a recorder that writes to the outbox and contacts no server."""
-    tags = attempt_tags(ledger.attempts)
+    tags = {}
     if announce:
-        tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
-    return open_tracker(
-        paths,
-        spec,
-        ledger.sweep_id,
-        tags=tags,
-        inherited=ledger.attempts[-1] if ledger.attempts else {},
-        experiment_tags=leaders_views(spec, ledger.sweep_id),
-        announce=announce,
-    )
+        tags = curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
+    return open_tracker(paths, spec, ledger, tags=tags, announce=announce)

@@ -6,7 +6,6 @@ or ends (`tune_callbacks`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,13 +26,12 @@ from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests
 from sweeps.run.confirming import ConfirmingTrials
 from sweeps.run.session import SweepSession
-from sweeps.run.start_watch import NoWorkerStarts
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
+from sweeps.run.worker_watch import NoWorkerStarts, WorkerRules
 from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
 from sweeps.stores import trial_store
-from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver
 from trainable.errors import StorageError
 from trainable.store.metrics_file import CurveDamaged
@@ -49,13 +47,10 @@ class TrialLoop:
         observer: ProgressObserver,
         interruption: Interruption,
         requests: StopRequests,
-        lock: SweepLock,
-        *,
-        node_died: Callable[[Exception | None], bool] = lambda _: False,
-        start_limit: float = math.inf,
+        workers: WorkerRules,
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
-        self._interruption, self._requests, self._lock = interruption, requests, lock
+        self._interruption, self._requests, self._fence = interruption, requests, sweep.fence
         sweep.ledger.trial_resources = lambda params: plan.devices_of(
             sweep.spec.workers_of(params)
         )
@@ -67,25 +62,14 @@ class TrialLoop:
             lambda number: trial_store(sweep.paths, sweep.spec, number).saved_epoch(),
         )
         self._events = TuneEventHandler(
-            sweep.spec,
-            sweep.paths,
-            sweep.ledger,
-            sweep.recorder,
-            observer,
-            fence=lock.check,
-            on_step=self._before_each_step,
-            stop_reason=self._scheduler.stop_reasons.get,
-            would_stop=self._scheduler.would_stop.get,
-            node_died=node_died,
-            start_limit=start_limit,
-            grace=interruption.grace,
+            sweep, observer, self._scheduler, workers, on_step=self._before_each_step
         )
         self._searcher = LedgerSearcher(
             sweep.ledger,
             sweep.spec,
             sweep.paths,
             DriverCallbacks(
-                fence=lock.check,
+                fence=sweep.fence,
                 refuse=self._events.refuse,
                 flush=self._events.flush,
                 warn=observer.warned,
@@ -93,7 +77,7 @@ class TrialLoop:
                     sweep.ledger,
                     ends=lambda: self._events.num_finished,
                     flush=self._events.flush,
-                    fence=lock.check,
+                    fence=sweep.fence,
                 ),
             ),
             Capacity(plan.max_concurrency, num_threads(plan.cpu), plan.max_workers),
@@ -105,7 +89,7 @@ class TrialLoop:
             sweep.ledger,
             ends=lambda: self._events.num_finished,
             flush=self._events.flush,
-            fence=lock.check,
+            fence=sweep.fence,
         )
 
     def run(self) -> RepeatedFailure | None:
@@ -127,7 +111,7 @@ class TrialLoop:
         """Run trials in Ray Tune until the searcher has no more, then record unfinished trials."""
         with patch_tune():
             self._tuner().fit()
-        self._lock.check()
+        self._fence()
         self._events.flush()
         for number, reason in self._searcher.never_promoted().items():
             self._events.stop(number, reason, live=False)
@@ -164,7 +148,7 @@ class TrialLoop:
 
     def _before_each_step(self) -> None:
         """Act on signals, stop requests and stop criteria before Tune's next step."""
-        self._lock.check()
+        self._fence()
         if self._events.abort_reason and not self._searcher.stopping:
             stop_requests.request_stop(self._paths)
         self._searcher.stopping = (

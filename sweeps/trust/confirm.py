@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sweeps.engine.cluster_address import find_address
 from sweeps.errors import UserError
 from sweeps.reconcile.confirmation import (
     LEAST_SEEDS,
@@ -18,7 +17,8 @@ from sweeps.reconcile.confirmation import (
     make_request,
 )
 from sweeps.reconcile.extra_training import ExtraTraining
-from sweeps.run.launch import RunDisplay, attempt, read_again
+from sweeps.run.launch import attempt, read_again
+from sweeps.run.prepared import RunDisplay, RunOptions
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_view import SweepView
 
@@ -33,18 +33,15 @@ def confirm(
     top: int | None = None,
     seeds: int | None = None,
     until: float | None = None,
-    grace: float,
-    address: str | None = None,
-    accept_changes: bool = False,
-    offline: bool = False,
+    options: RunOptions,
 ) -> SweepOutcome | None:
     """Confirm the leaders of a sweep; an interrupted confirmation resumes."""
     check_numbers(top, seeds, until)
     spec, document = read_again(view, say=display.warn)
     before = view.ledger.confirm_request
-    options = ConfirmOptions(top=top, seeds=seeds, until=until)
+    asked = ConfirmOptions(top=top, seeds=seeds, until=until)
     # Whether the task takes the seed of its split is known once it is loaded.
-    known = replace(options, split=before is not None and before.split)
+    known = replace(asked, split=before is not None and before.split)
     request = make_request(view.paths, spec, view.records, before, known)
     if before is not None:
         found = follow(before, view.records, minimize=view.ledger.minimize)
@@ -52,17 +49,8 @@ def confirm(
         if same and found.is_decided and not found.failed:
             return None
     with document.attach_locations():
-        return attempt(
-            view.paths,
-            spec,
-            display,
-            new=False,
-            grace=grace,
-            address=find_address(address),
-            accept_changes=accept_changes,
-            extra=ExtraTraining(confirm=options),
-            offline=offline,
-        )
+        options = replace(options, extra=ExtraTraining(confirm=asked))
+        return attempt(view.paths, spec, display, options, new=False)
 
 
 def check_numbers(top: int | None, seeds: int | None, until: float | None) -> None:

@@ -13,6 +13,8 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainable.store.notes import RecordedTest, append_tested, read_tested, tested_rows
+
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
@@ -20,9 +22,8 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.sync import queue_interruptions
-from sweeps.run.trial_process import as_a_trial
+from sweeps.run.task_code import as_a_trial, enter_code_directory
 from sweeps.spec.trial_run import num_threads, with_accumulation
 from sweeps.stores import (
     best_generation,
@@ -40,7 +41,6 @@ from tracking.outbox_status import read_outbox
 from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation
-from trainable.store.tested import RecordedTest, append_tested, read_tested, tested_rows
 
 _PATIENCE = 30.0
 """Seconds without a delivery after which the records are left to `sweep sync`."""

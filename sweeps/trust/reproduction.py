@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainable.store.notes import TESTED
+
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.formatting import quoted
 from sweeps.ledger.trials import TrialSummary
 from sweeps.path_checks import make_private
-from sweeps.run.code_directory import enter_code_directory
-from sweeps.run.trial_process import as_a_trial
+from sweeps.run.task_code import as_a_trial, enter_code_directory
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads
 from sweeps.stores import trial_files, trial_store
@@ -50,7 +51,6 @@ from trainable.store.local import LocalFiles
 from trainable.store.manifest import best_first, read_manifest
 from trainable.store.metrics_file import Row, read_logged, read_rows
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
-from trainable.store.tested import TESTED
 from trainable.user_code.fingerprint import BUILT
 
 _NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, RANK_LOGS, TESTED, "checkpoints", "figures", ".*")

@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from trainable.store.notes import RecordedTest, append_tested
 
 from sweeps.cli.messages import synced
 from sweeps.run import ui
 from sweeps.run.doctor import check_stores
 from sweeps.run.session import open_sweep
 from sweeps.run.sync import deliver
-from sweeps.spec.resume_checks import Origin
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox
 from tracking.probe import TrackingUnusable
 from tracking.store_reader import _Client, open_reader, other_sweeps, read_runs
 from trainable.store.metrics_file import Row
-from trainable.store.tested import RecordedTest, append_tested
 
 pytestmark = pytest.mark.integration
 
@@ -266,9 +265,8 @@ def test_resume_resends_lost_runs(root: Path, name: str) -> None:
     RUNS_LOST[name](root)
     view = _view(root)
     said: list[str] = []
-    sweep = open_sweep(
-        view.paths, view.spec, Origin(), new=False, accept_changes=True, fence=lambda: None
-    )
+    ready = prepared(view.paths, view.spec, accept_changes=True)
+    sweep = open_sweep(ready, lambda: None, print)
     try:
         sweep.reconcile(said.append)
     finally:

@@ -11,8 +11,7 @@ from sweeps.reconcile.confirmation import Confirmation, ConfirmOptions, follow
 from sweeps.reconcile.extra_training import ExtraTraining
 from sweeps.run.confirming import ConfirmingTrials
 from sweeps.run.session import open_ledger
-from sweeps.spec.resume_checks import Origin
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 
 Value = Callable[[int, int], float | None]
 """Returns the value of a leader under a seed; None: that run fails."""
@@ -24,12 +23,7 @@ def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
     """Open the sweep as `sweep confirm` does, and return what the ledger stores."""
     asked = ConfirmOptions(**options)  # type: ignore[arg-type]  # the caller knows the types
     made.ledger = open_ledger(
-        made.paths,
-        made.spec,
-        Origin(),
-        new=False,
-        accepted=False,
-        extra=ExtraTraining(confirm=asked),
+        prepared(made.paths, made.spec, extra=ExtraTraining(confirm=asked)), print
     )
     found = made.ledger.confirm_request
     assert found is not None

@@ -13,7 +13,7 @@ import pytest
 from sweeps import paths as paths_module
 from sweeps.errors import UserError
 from sweeps.paths import SweepPaths
-from sweeps.run.code_directory import enter_code_directory
+from sweeps.run.task_code import enter_code_directory
 from sweeps.spec.revisions import write_spec
 from sweeps.stores import place_of
 from sweeps.view.sweep_view import SweepView
