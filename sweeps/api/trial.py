@@ -15,7 +15,7 @@ from sweeps.spec.space import configured
 from sweeps.view.frames import best_metrics, curves_frame
 from sweeps.view.sweep_status import SweepStatus
 from trainable.config import TrialConfig
-from trainable.store.tested import read_tested
+from trainable.store.notes import read_tested
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -35,8 +35,8 @@ from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.view.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported
+from trainable.store.notes import latest_tested
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
-from trainable.store.tested import latest_tested
 
 _ASIDE = ".export-"
 """How the directory begins in which an export writes its files."""

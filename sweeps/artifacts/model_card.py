@@ -16,7 +16,7 @@ from sweeps.spec.spec import SweepSpec
 from trainable.config import TaskConfig
 from trainable.export import Exported
 from trainable.store.manifest import Generation
-from trainable.store.tested import RecordedTest
+from trainable.store.notes import RecordedTest
 
 FILE_NAME = "model_card.md"
 WEIGHTS = "model.safetensors"

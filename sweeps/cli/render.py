@@ -43,7 +43,7 @@ from sweeps.view.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.view.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
 from sweeps.view.sweep_status import STATES, SweepStatus
 from sweeps.view.usage import usage_at_end
-from trainable.store.tested import latest_tested
+from trainable.store.notes import latest_tested
 
 if TYPE_CHECKING:
     from sweeps.run.doctor import Finding

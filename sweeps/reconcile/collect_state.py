@@ -23,7 +23,7 @@ from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import Row, read_logged, read_rows
-from trainable.store.tested import tested_rows
+from trainable.store.notes import tested_rows
 
 
 def read_sweep_state(

@@ -32,7 +32,7 @@ from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, choose_runs
 from trainable.store.metrics_file import Row, read_rows
-from trainable.store.tested import tested_rows
+from trainable.store.notes import tested_rows
 
 _BATCH_SIZE = 50
 """Trials per query to a store."""

@@ -37,7 +37,7 @@ from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation
-from trainable.store.tested import RecordedTest, append_tested, read_tested, tested_rows
+from trainable.store.notes import RecordedTest, append_tested, read_tested, tested_rows
 
 _PATIENCE = 30.0
 """Seconds without a delivery after which the records are left to `sweep sync`."""

@@ -49,8 +49,8 @@ from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
 from trainable.store.local import LocalFiles
 from trainable.store.manifest import best_first, read_manifest
 from trainable.store.metrics_file import Row, read_logged, read_rows
+from trainable.store.notes import TESTED
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
-from trainable.store.tested import TESTED
 from trainable.user_code.fingerprint import BUILT
 
 _NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, RANK_LOGS, TESTED, "checkpoints", "figures", ".*")

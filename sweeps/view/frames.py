@@ -14,8 +14,8 @@ from redaction.escapes import spreadsheet_cell
 from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.view.sweep_status import SweepStatus
 from trainable.store.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
+from trainable.store.notes import latest_tested
 from trainable.store.regular_files import LARGEST_CURVE, read_regular, replace_regular
-from trainable.store.tested import latest_tested
 
 _SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
 _SEED_COLUMNS = (*_SEED_COUNTS, "over_seeds", "standard_error")

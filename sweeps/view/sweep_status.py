@@ -47,7 +47,7 @@ from sweeps.view.outcome import (
 )
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from trainable.store.tested import latest_tested
+from trainable.store.notes import latest_tested
 
 _REQUESTS = 16
 """Parallel requests to an object store."""

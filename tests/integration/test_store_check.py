@@ -27,7 +27,7 @@ from tracking.outbox_status import read_outbox
 from tracking.probe import TrackingUnusable
 from tracking.store_reader import _Client, open_reader, other_sweeps, read_runs
 from trainable.store.metrics_file import Row
-from trainable.store.tested import RecordedTest, append_tested
+from trainable.store.notes import RecordedTest, append_tested
 
 pytestmark = pytest.mark.integration
 
