@@ -1,4 +1,4 @@
-"""Describe a failure: bounded, without secrets; as plain data for other ranks; a child's last line.
+"""Describe a failure without secrets, also as plain data for other ranks and for a parent.
 
 What must not live here: what it means for the trial (`adapters/ray.py`).
 """
