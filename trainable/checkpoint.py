@@ -7,7 +7,7 @@ whose manifest and state verify; a counter in the manifest says which is newest,
 A background thread writes. Training waits only while its state is copied. The thread also copies
 the entries that only the next optimizer step changes (`async_copy_keys`).
 What must not live here: Ray, the parts of a state (`train_state.py`), how it is copied and
-serialized (`snapshot.py`), and how it is made durable and a stale writer is blocked (`storage`).
+serialized (`snapshot.py`), and how it is made durable and a stale writer is blocked (`store`).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
             yield {"val/loss": loss}, {"model": model.state_dict()}
 
 Each yield is one report and one row of the curve, and counts as one step and one epoch. It may
-save a checkpoint. What must not live here: how the loop trains, and how the ranks of a trial
-keep in step (`loop_steps.py`); what the loop receives (`loop_context.py`).
+save a checkpoint. What must not live here: how the loop trains; what it receives, and how the
+ranks of a trial keep in step (`loop_context.py`).
 """
 
 from __future__ import annotations

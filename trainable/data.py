@@ -11,7 +11,7 @@ within an epoch they fetch its windows from the first on, so that what they keep
 counters, caches) is what it was. The windows already trained are not sent.
 
 Tensors in memory are indexed directly; everything else goes through torch's DataLoader. What must
-not live here: models, losses, or what a batch means.
+not live here: models, losses, or samples without an index (`streams.py`).
 """
 
 from __future__ import annotations

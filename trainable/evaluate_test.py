@@ -22,7 +22,7 @@ from trainable.loop import Trainer
 from trainable.split_sources import SEED
 from trainable.step import translate_torch_errors
 from trainable.store.manifest import Generation
-from trainable.store.tested import RecordedTest
+from trainable.store.notes import RecordedTest
 from trainable.streams import StreamPlan
 from trainable.user_code.fingerprint import BUILT
 

@@ -1,6 +1,6 @@
-"""Describe an exception of the user's code: bounded, without secrets or control characters.
+"""Describe a failure without secrets, also as plain data for other ranks and for a parent.
 
-What must not live here: what it means for the trial (`ray_adapter.py`).
+What must not live here: what it means for the trial (`adapters/ray.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Find a task or a loop by its name, and construct it.
 
-What must not live here: what a task is (`task.py`), and the built-in names (`task_registry.py`).
+What must not live here: what a task is (`task.py`), and the built-in names
+(`user_code/task_import.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def import_named(name: str) -> None:
 def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 
-    Whether it is a loop is checked before a run (`loop_checks.py`).
+    Whether it is a loop is checked before a run (`build.py`).
 
     Raises:
         ConfigError: The module or the name in it was not found.

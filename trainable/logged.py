@@ -1,4 +1,4 @@
-"""Log: the metrics, parameters, tags and files that a task or a custom loop logs itself.
+"""Log: what a task or a custom loop logs itself, metrics with their sums over a window.
 
 `Task.log` and `Context.log` call it. Metrics become columns of the run's rows in `metrics.jsonl`.
 Parameters and tags are written to a file at once. A process may end between a checkpoint and the

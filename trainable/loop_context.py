@@ -1,4 +1,4 @@
-"""What a custom loop receives: its context, on a new run or from a checkpoint.
+"""What a custom loop receives: its configuration and its context, and how its ranks keep in step.
 
 What must not live here: what becomes of what it yields (`custom_loop.py`).
 """

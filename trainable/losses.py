@@ -1,4 +1,4 @@
-"""Losses that return a sum and its weight, so that a window of micro-batches divides once.
+"""Losses that return a sum and its weight, so that a window divides once; the default evaluation.
 
 What must not live here: which loss a task uses (`task.py`).
 """

@@ -12,8 +12,7 @@
 `config.OPTIMIZER_DEFAULTS` fills in learning rate, momentum and weight decay (0 where the table
 names none). With `null`, the optimizer's own betas and eps apply. The other optimizers of torch,
 and a user's own class, have the defaults of their signatures. What must not live here: the order
-of a step (see `step.py`), which parameters decay (see `task.py`), and several optimizers
-(`optimizers.py`).
+of a step (see `step.py`), and which parameters decay (see `task.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Import torch and other large packages quickly, and only when a process needs them.
+"""What a process does first: end with its parent, and import torch quickly, if it needs it.
 
 What must not live here: what a process does.
 """

@@ -1,4 +1,4 @@
-"""Open a run's samples: the windows of its training and of its evaluation.
+"""Open a run's samples: the windows of its training and of its evaluation; what it holds out.
 
 What must not live here: how a source reads (`data.py`, `streams.py`), and the other parts of a run
 (`build.py`).

@@ -1,7 +1,6 @@
 """Tell tensors, data sets and streams apart, and check streams and samplers.
 
-What must not live here: reading a stream (`stream_reader.py`), or drawing an order
-(`samplers.py`).
+What must not live here: reading a stream (`streams.py`), or drawing an order (`data.py`).
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 A checkpoint keeps the stream's own state, if it has one, as it was after the last trained window.
 Loader processes send it with each window, because they have read ahead. A stream without a state
 is read again from the epoch's start, and the trained samples are dropped. Loader processes start
-anew in each epoch, each with its own copy of the stream. What must not live here: reading a
-window (`stream_reader.py`), samples with an index (`data.py`), or what counts as a stream
-(`splits.py`).
+anew in each epoch, each with its own copy of the stream. What must not live here:
+samples with an index (`data.py`), or what counts as a stream (`splits.py`).
 """
 
 from __future__ import annotations

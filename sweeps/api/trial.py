@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainable.store.notes import read_tested
-
 from sweeps.api.command import run_command
 from sweeps.artifacts import export
 from sweeps.run.task_code import checked_config
@@ -17,6 +15,7 @@ from sweeps.spec.space import configured
 from sweeps.view.sweep_view import SweepView
 from sweeps.view.tables import best_metrics, curves_frame
 from trainable.config import TrialConfig
+from trainable.store.notes import read_tested
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainable.store.notes import RecordedTest, latest_tested
-
 from redaction.secrets import redact
 from sweeps.engine import fork_server
 from sweeps.errors import NoReport, NoVersion
@@ -36,6 +34,7 @@ from trainable.config import TaskConfig
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported
 from trainable.store.manifest import Generation
+from trainable.store.notes import RecordedTest, latest_tested
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
 
 FILE_NAME = "model_card.md"

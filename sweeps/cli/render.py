@@ -49,7 +49,7 @@ from sweeps.view.sweep_progress import (
 )
 from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage_at_end
-from trainable.store.tested import latest_tested
+from trainable.store.notes import latest_tested
 
 if TYPE_CHECKING:
     from sweeps.run.doctor import Finding

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainable.store.notes import tested_rows
-
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.reconcile import SavedReport, SweepState, TrialState
@@ -24,6 +22,7 @@ from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import Row, read_logged, read_rows
+from trainable.store.notes import tested_rows
 
 
 def read_sweep_state(

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainable.store.notes import tested_rows
-
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import trial_state
@@ -31,6 +29,7 @@ from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.tracker import Curve, RunData, StoredRun, StoreReader, choose_runs
 from trainable.store.metrics_file import Row, read_rows
+from trainable.store.notes import tested_rows
 
 _BATCH_SIZE = 50
 """Trials per query to a store."""

@@ -36,8 +36,8 @@ from trainable.store.metrics_file import (
     read_resumptions,
     read_rows,
 )
+from trainable.store.notes import EARLIER, TESTED, read_earlier, read_tested
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
-from trainable.store.tested import EARLIER, TESTED, read_earlier, read_tested
 from trainable.user_code.fingerprint import BUILT
 
 _BACKUP = "restore it from a backup"

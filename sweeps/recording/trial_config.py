@@ -19,8 +19,8 @@ from sweeps.spec.trial_run import with_accumulation
 from sweeps.spec.yaml_reader import parse
 from sweeps.stores import trial_store
 from trainable.config import TrialConfig
+from trainable.store.notes import add_earlier
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
-from trainable.store.tested import add_earlier
 
 
 def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from sweeps.spec.yaml_scalars import write_flow
 from sweeps.stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_class
 from sweeps.stopping.rule import StoppingRule
 from trainable.config import BudgetConfig, TrainConfig
-from trainable.store.tested import PREFIX
+from trainable.store.notes import PREFIX
 
 _LEAST_SHARE = 0.0001
 """Ray counts CPUs and GPUs in ten-thousandths."""

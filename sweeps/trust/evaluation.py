@@ -13,8 +13,6 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainable.store.notes import RecordedTest, append_tested, read_tested, tested_rows
-
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
@@ -41,6 +39,7 @@ from tracking.outbox_status import read_outbox
 from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation
+from trainable.store.notes import RecordedTest, append_tested, read_tested, tested_rows
 
 _PATIENCE = 30.0
 """Seconds without a delivery after which the records are left to `sweep sync`."""

@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainable.store.notes import TESTED
-
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.formatting import quoted
@@ -50,6 +48,7 @@ from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
 from trainable.store.local import LocalFiles
 from trainable.store.manifest import best_first, read_manifest
 from trainable.store.metrics_file import Row, read_logged, read_rows
+from trainable.store.notes import TESTED
 from trainable.store.regular_files import LARGEST_TEXT, read_regular
 from trainable.user_code.fingerprint import BUILT
 

@@ -14,7 +14,7 @@ from sweeps.recording.trial_config import read_config
 from sweeps.spec.trial_run import with_accumulation
 from sweeps.view.sweep_view import SweepView
 from trainable.config import TrialConfig
-from trainable.store.tested import read_earlier
+from trainable.store.notes import read_earlier
 
 
 class Stage(NamedTuple):

@@ -1,7 +1,7 @@
 """Which trials were evaluated on test data, and what their test values are worth.
 
 A value on test data is unbiased only if nothing was chosen by it. What must not live here: the
-evaluation (`trainable.evaluate_test`) and the file with the results (`trainable.store.tested`).
+evaluation (`trainable.evaluate_test`) and the file with the results (`trainable.store.notes`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from sweeps.ledger.trials import TrialSummary
 from sweeps.view.sweep_view import SweepView
-from trainable.store.tested import RecordedTest, latest_tested
+from trainable.store.notes import RecordedTest, latest_tested
 
 
 def tested_trials(view: SweepView) -> dict[int, RecordedTest]:

@@ -31,7 +31,7 @@ from tracking.outbox_file import FILE_NAME as OUTBOX_FILE
 from tracking.tracker import StoreUnreadable, choose_runs
 from trainable.errors import StorageError
 from trainable.store.metrics_file import CurveDamaged, read_logged
-from trainable.store.tested import tested_rows
+from trainable.store.notes import tested_rows
 
 _BATCH_SIZE = 50
 _LARGEST = 1.7e308

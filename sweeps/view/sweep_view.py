@@ -37,7 +37,7 @@ from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failur
 from tracking.notifications import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.trusted_stores import StoreUntrusted
-from trainable.store.tested import latest_tested
+from trainable.store.notes import latest_tested
 
 _REQUESTS = 16
 """Parallel requests to an object store."""

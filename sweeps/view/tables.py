@@ -20,8 +20,8 @@ from sweeps.spec.error_messages import nearest
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.sweep_view import STATES, SweepView
 from trainable.store.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
+from trainable.store.notes import latest_tested
 from trainable.store.regular_files import LARGEST_CURVE, read_regular, replace_regular
-from trainable.store.tested import latest_tested
 
 _SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
 _SEED_COLUMNS = (*_SEED_COUNTS, "over_seeds", "standard_error")

@@ -26,7 +26,7 @@ from sweeps.run.stop_requests import StopResult
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import CommandLine, wait_until
 from tests.time_limits import scaled
-from trainable.store.tested import RecordedTest
+from trainable.store.notes import RecordedTest
 
 SPACE = {
     "train.optimizer.lr": {"loguniform": [1e-3, 1e-1]},

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from trainable.store.notes import RecordedTest, append_tested
 
 from sweeps.cli.messages import synced
 from sweeps.run import ui
@@ -27,6 +26,7 @@ from tracking.outbox_status import read_outbox
 from tracking.probe import TrackingUnusable
 from tracking.store_reader import _Client, open_reader, other_sweeps, read_runs
 from trainable.store.metrics_file import Row
+from trainable.store.notes import RecordedTest, append_tested
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from sweeps import Sweep
 from tests.integration.commandline import CommandLine
 from trainable.store.metrics_file import read_rows
-from trainable.store.tested import read_tested
+from trainable.store.notes import read_tested
 
 pytestmark = pytest.mark.usefixtures("store")
 

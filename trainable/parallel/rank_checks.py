@@ -2,7 +2,7 @@
 
 Each rank takes its part of samples that all ranks have alike. A task that divides its data itself,
 by the environment or by torch.distributed, would train on a part of a part, and silently lose
-samples. What must not live here: how samples are divided (`rank_data.py`).
+samples. What must not live here: how samples are divided (`ranks.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ fails *reports* its failure instead of raising it. `train` runs in a fresh fork
 (`fork_template.py`), in which no task has run before. The actor that started it sends `STEP` for
 each report.
 
-What must not live here: training, Ray (`ray_adapter.py`), or any knowledge of ledgers and
+What must not live here: training, Ray (`adapters/ray.py`), or any knowledge of ledgers and
 tracking.
 """
 
@@ -38,8 +38,8 @@ from trainable.processes.rank_run import (
     set_interop_threads,
 )
 from trainable.processes.trial_log import TRIAL_LOG, DescriptorOutput, TrialLog
+from trainable.store.notes import add_earlier
 from trainable.store.regular_files import make_directory
-from trainable.store.tested import add_earlier
 from trainable.watch import heartbeat
 
 OBJECTIVE = "objective"

@@ -1,8 +1,8 @@
 """Keep what this process and its children write from other users of the machine: umask and caches.
 
 The command line calls `keep_files_private` for itself and all that it starts, and each process
-that imports a task calls it again, because the workers of a cluster inherit nothing. What must not
-live here: how a path is checked (`storage.private_directories`).
+that imports a task calls it again, because the workers of a cluster inherit nothing. A path to a
+file is checked here, too. What must not live here: what is in the files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Prepare a process to import a user's task: the same arguments, paths, hashes and errors in each.
+"""Import a user's code by name, in each process with the same arguments, paths, hashes and errors.
 
 Each process that imports a task calls `prepare_process` (or `prepared`) first. These are the child
 of `sweep check`, the commands that train or evaluate by themselves, each Ray worker, and the child
 that registers a model.
-What must not live here: what a task is (`task.py`), and which names are built in
-(`task_registry.py`).
+What must not live here: what a task is (`task.py`), and torch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from trainable.evaluate_test import evaluate_test
 from trainable.losses import Weight, cross_entropy
 from trainable.store.manifest import Generation
 from trainable.store.metrics_file import CurveDamaged
-from trainable.store.tested import TESTED, RecordedTest, append_tested, read_tested
+from trainable.store.notes import TESTED, RecordedTest, append_tested, read_tested
 from trainable.task import Batch, Data, Task
 
 FORM: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from trainable.errors import OutOfMemory
 from trainable.memory import finer_accumulation, is_out_of_memory
 from trainable.processes.trial_run import Restart, TrialRun
 from trainable.store.metrics_file import read_rows
-from trainable.store.tested import read_earlier
+from trainable.store.notes import read_earlier
 from trainable.task import Data, Task
 
 SAMPLES, BATCH = 40, 16

@@ -28,7 +28,7 @@ from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.store.generations import STATE
-from trainable.store.tested import TESTED, read_tested
+from trainable.store.notes import TESTED, read_tested
 
 BEST, OTHER = 1, 0
 

@@ -25,7 +25,7 @@ from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUM
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.store.metrics_file import FILE_NAME
-from trainable.store.tested import add_earlier, read_earlier
+from trainable.store.notes import add_earlier, read_earlier
 
 
 def _reproduce(*words: str) -> Result:

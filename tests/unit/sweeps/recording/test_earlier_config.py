@@ -13,7 +13,7 @@ from sweeps.spec.spec import trial_yaml
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.config import TrialConfig
-from trainable.store.tested import EARLIER, read_earlier
+from trainable.store.notes import EARLIER, read_earlier
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
-"""The results of a run on its test data: `test.jsonl` in the run's directory.
+"""Two notes in a run's directory: its results on test data, and its earlier configurations.
 
-Each line is one evaluation of one checkpoint, the oldest first. What must not live here: torch,
+Each line of `test.jsonl` is one evaluation of one checkpoint, the oldest first. A run has one
+configuration, unless it ran out of memory and resumed with smaller micro-batches, or the sweep was
+resumed with other keys. Each line of `earlier.jsonl` has an earlier configuration and the step
+from which the next one applied: `{"until": 120, "config": {...}}`. What must not live here: torch,
 and the evaluation itself (`evaluate_test.py`).
 """
 
