@@ -148,13 +148,11 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
         right=("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run"),
     )
     for one in found.leaders:
-        known = one.low is not None
-        between = f"{format_number(one.low)} to {format_number(one.high)}" if known else "-"
         table.add_row(
             str(one.number),
             format_chance(one.p_best),
             format_number(one.mean),
-            between,
+            one.interval_text,
             str(len(one.values)),
             format_number(one.original),
             format_seconds(one.seconds),

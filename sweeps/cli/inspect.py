@@ -203,8 +203,9 @@ def best(
                 show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths, lost))
                 return
             found = view.best(trial)
-            if (said := leader_in_confirmation(view, found["number"])) is not None:
-                found["confirmation"] = said
+            leader = leader_in_confirmation(view, found["number"])
+            if leader is not None:
+                found["confirmation"] = leader
             written = publish.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering") as spinner:
@@ -222,7 +223,8 @@ def best(
     if lost is not None and not weights.lacks_model:  # else the checkpoint itself is there
         found["best_checkpoint"] = None
     finish = view.finish_command(record)
-    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish))
+    said = None if leader is None else leader["said"]
+    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish, said))
 
 
 def compare(

@@ -23,12 +23,12 @@ from sweeps.ledger.attributes import (
     PLAN,
     RUN_FROM,
     SECONDS,
+    SERIES,
     WARM_START,
     Abort,
     abort_in,
     attempts_in,
 )
-from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.texts import clipped_reason
@@ -168,14 +168,14 @@ class StudyRecord:
 
     @property
     @translated
-    def confirm_request(self) -> ConfirmRequest | None:
-        """What `sweep confirm` was last asked for; None: it never was."""
-        return ConfirmRequest.from_data(self._study.user_attrs.get(CONFIRM))
+    def series(self) -> dict[str, Any] | None:
+        """The last request for extra trials that are added in turns; None: none was made."""
+        return self._study.user_attrs.get(SERIES)
 
     @in_transaction
-    def store_confirm_request(self, request: ConfirmRequest) -> None:
-        """Store what `sweep confirm` is asked for; an earlier request is replaced."""
-        self._study.set_user_attr(CONFIRM, request.to_data())
+    def store_series(self, request: Mapping[str, Any]) -> None:
+        """Store a request for extra trials; an earlier one is replaced."""
+        self._study.set_user_attr(SERIES, dict(request))
 
     @property
     @translated

@@ -28,9 +28,6 @@ from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
-from sweeps.reconcile.finishing import trials_to_finish
-from sweeps.reconcile.retrying import RetryRequest as RetryRequest
-from sweeps.reconcile.retrying import trials_to_retry
 from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.search.dry_run import dry_run
@@ -143,17 +140,14 @@ def resume(
     grace: float,
     address: str | None = None,
     accept_changes: bool = False,
-    finish: Sequence[int] = (),
-    retry: RetryRequest | None = None,
+    extra: ExtraTraining = NO_EXTRA,
     offline: bool = False,
 ) -> SweepOutcome:
     """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do."""
     paths = view.paths
     spec, document = read_again(view, settings, display.warn)
-    to_finish = trials_to_finish(paths, spec, view.records, finish)
-    if retry is not None:
-        trials_to_retry(paths, spec, view.records, retry, view.ledger.seconds)
-    done = retry is None and view.concluded and is_unchanged(view.spec, spec) and not to_finish
+    asked = extra.choose(view.with_spec(spec)) or extra.reopens
+    done = not asked and view.concluded and is_unchanged(view.spec, spec)
     if done and not has_lost_runs(view, display.warn, offline=offline):
         return view.outcome()
     with document.attach_locations():
@@ -167,7 +161,7 @@ def resume(
             grace=grace,
             address=find_address(address),
             accept_changes=accept_changes,
-            extra=ExtraTraining(finish=to_finish, retry=retry),
+            extra=extra,
             offline=offline,
         )
 
@@ -292,7 +286,9 @@ def attempt(
                 new=new,
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
-                extra=_with_split(extra, spec, facts),
+                extra=extra.for_task(
+                    splits=SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
+                ),
                 grace=grace,
                 offline=offline,
                 say=display.doing,
@@ -310,14 +306,6 @@ def attempt(
         raise AttemptFailed(error) from error
     (outcome,) = outcomes
     return outcome
-
-
-def _with_split(extra: ExtraTraining, spec: SweepSpec, facts: TaskFacts) -> ExtraTraining:
-    """Let a confirmation vary the split if the task splits its samples by a seed of its own."""
-    if extra.confirm is None:
-        return extra
-    split = SPLIT_SEED in facts.default_arguments or SPLIT_SEED in spec.task.arguments
-    return replace(extra, confirm=replace(extra.confirm, split=split))
 
 
 def _with_free_disk(found: SweepPlan, paths: SweepPaths, spec: SweepSpec) -> SweepPlan:

@@ -163,7 +163,7 @@ class ByPlace:
     """Ask a rule that receives the place of a trial among those of the search as its number.
 
     HyperBand chooses the bracket of a trial by its number. So it chooses the same ones whether or
-    not other trials were finished, confirmed or repeated.
+    not there are extra trials.
     """
 
     def __init__(self, rule: TrialStopper, places: Mapping[int, int]) -> None:

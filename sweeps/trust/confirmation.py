@@ -1,12 +1,13 @@
 """What a confirmation says: who is probably the best, how far seeds spread, and what to take.
 
 Each number says from how many seeds or runs it is. What must not live here: the statistics
-(`statistics.race`), which trials are needed (`reconcile.confirmation`), and printing.
+(`statistics`), which trials are needed (`trust.confirm`), and printing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sweeps.formatting import format_duration, format_number
 from sweeps.ledger.trials import TrialSummary
-from sweeps.reconcile.confirmation import Confirmation, follow
+from sweeps.reconcile.extra_training import SeriesResult
+from sweeps.spec.spec import SweepSpec
+from sweeps.trust.confirm import Confirmation, ConfirmRequest, stored_request
 from sweeps.view.sweep_status import NoBest, SweepStatus
 
 if TYPE_CHECKING:
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 Standing = Literal["first", "tied", "behind", "dropped", "failed"]
 _LEVEL = 95
 """Percent: how sure the intervals are."""
+_COLUMNS = [
+    *("trial", "", "P(best)", "mean", "95 %", "seeds", "search saw", "looked better by"),
+    *("values by seed", "time a run"),
+]
 _CHEAPER = 0.9
 """A run that takes a larger share of another one's time is as dear."""
 _TIMING_NOISE = 1.0
@@ -61,6 +68,13 @@ class ConfirmedTrial:
     """How long a run took, on average."""
     why: str | None = None
     """Why it is out."""
+
+    @property
+    def interval_text(self) -> str:
+        """The interval of the mean."""
+        if self.low is None:
+            return "-"
+        return f"{format_number(self.low)} to {format_number(self.high)}"
 
     @property
     def optimism_share(self) -> float | None:
@@ -238,17 +252,8 @@ class ConfirmationResult:
 
 def find_confirmation(view: SweepStatus) -> ConfirmationResult | None:
     """Return what the last confirmation of a sweep says; None if there was none."""
-    request = view.ledger.confirm_request
-    if request is None:
-        return None
-    found = follow(request, view.records, minimize=view.ledger.minimize)
-    return summarize(
-        found,
-        view.records,
-        metric=view.spec.metrics[0],
-        word=view.spec.budget.report_word,
-        minimize=view.ledger.minimize,
-    )
+    request = stored_request(view.series)
+    return None if request is None else summarize(request, view.spec, view.records)
 
 
 def confirmed_trial(view: SweepStatus) -> TrialSummary:
@@ -288,18 +293,14 @@ def leader_in_confirmation(view: SweepStatus, number: int) -> dict[str, Any] | N
 
 
 def summarize(
-    found: Confirmation,
-    trials: Sequence[TrialSummary],
-    *,
-    metric: str,
-    word: str,
-    minimize: bool,
+    request: ConfirmRequest, spec: SweepSpec, trials: Sequence[TrialSummary]
 ) -> ConfirmationResult:
     """Return what a confirmation says."""
+    found = request.follow(trials)
     result = found.race
     leaders = [_leader(found, result, trials, number) for number in _order(found, result)]
     noise = None if result is None else result.noise
-    first, second = (trials[number].value or 0.0 for number in found.request.leaders[:2])
+    first, second = (trials[number].value or 0.0 for number in request.leaders[:2])
     tied = [one for one in leaders if one.standing in ("first", "tied")]
     timed = [one for one in tied if one.seconds is not None]
     cheaper = None
@@ -309,21 +310,91 @@ def summarize(
         if short < min(_CHEAPER * long, long - _TIMING_NOISE):
             cheaper = least.number
     return ConfirmationResult(
-        metric=metric,
+        metric=spec.metrics[0],
         is_decided=found.is_decided,
         reached=result is not None and result.decided,
-        until=found.request.until,
+        until=request.until,
         num_seeds=found.num_seeds,
-        max_seeds=found.request.seeds,
+        max_seeds=request.seeds,
         num_runs=found.num_runs,
-        splits=found.request.split,
+        splits=request.split,
         noise=noise.sd if noise else None,
         noise_runs=noise.num_values if noise else 0,
-        gap=(second - first) * (1 if minimize else -1),
+        gap=(second - first) * (1 if request.minimize else -1),
         cheaper=cheaper,
         leaders=leaders,
-        word=word,
+        word=spec.budget.report_word,
     )
+
+
+def as_series_result(
+    request: ConfirmRequest, spec: SweepSpec, trials: Sequence[TrialSummary]
+) -> SeriesResult:
+    """Return what a confirmation says, for reports."""
+    found = summarize(request, spec, trials)
+    best = [found.first.number] if found.first is not None else []
+    return SeriesResult(
+        kind="confirmed",
+        title="Confirmation",
+        about="The leaders were trained again by sweep confirm, under seeds that they share. "
+        "P(best) is the probability that a leader's mean over all seeds is the best of the leaders.",
+        sentences=found.sentences(),
+        columns=_COLUMNS,
+        rows=[_row(one) for one in found.leaders],
+        best=best and ([one.number for one in found.tied] or best),
+    )
+
+
+def _row(one: ConfirmedTrial) -> list[str]:
+    return [
+        str(one.number),
+        one.standing,
+        format_chance(one.p_best),
+        format_number(one.mean),
+        one.interval_text,
+        str(len(one.values)),
+        format_number(one.original),
+        format_number(one.optimism),
+        ", ".join(map(format_number, one.values)) or "-",
+        format_seconds(one.seconds),
+    ]
+
+
+def seed_values(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:
+    """Return the values under several seeds, by the search's trial and the common seed.
+
+    Of confirming trials they are those that the last confirmation compares.
+    """
+    found: dict[int, dict[int, float]] = {}
+    # Confirming trials and repeats have common seeds of their own: never the same.
+    for record in view.records:
+        value = record.own_value
+        if record.role not in ("search", "repeat") or record.seed_index is None or value is None:
+            continue
+        if record.state == "complete":
+            found.setdefault(record.search_number, {})[2 * record.seed_index] = value
+    if (request := stored_request(view.series)) is not None:
+        for number, values in request.follow(view.records).compared.items():
+            confirmed = {2 * index + 1: value for index, value in enumerate(values)}
+            found.setdefault(number, {}).update(confirmed)
+    return found
+
+
+def chance_difference(view: SweepStatus) -> float | None:
+    """Return the difference that seeds alone make of two equal configurations, or less.
+
+    It is exceeded in 5 of 100 pairs. The difference of two values, each the mean over the seeds
+    of the search, has the variance `2 sd**2 / seeds`. None if no configuration was trained under
+    several seeds.
+    """
+    from sweeps.statistics.common_seeds import half_width, noise_floor, table_of  # slow to import
+
+    values = seed_values(view)
+    floor = noise_floor(table_of(values)) if values else None
+    if floor is None:
+        return None
+    error = floor.sd * math.sqrt(2 / view.spec.repeats.seeds)
+    return half_width(error, floor.freedom, 1 - _LEVEL / 100)
 
 
 def format_chance(chance: float | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redaction.escapes import spreadsheet_cell
+from sweeps.ledger.attributes import ORIGIN_COLUMNS
 from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.view.sweep_status import SweepStatus
 from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
@@ -56,8 +57,7 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
                 "ended_at": record.ended_at,
                 "seconds": record.seconds,
                 "attempts": record.attempts,
-                "finishes": record.finishes,
-                "confirms": record.confirms,
+                **record.origins,
                 **(_of_seeds(record) if seeds else {}),
                 "reason": record.reason,
                 "run_id": row["mlflow_run_id"],
@@ -65,9 +65,9 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
         )
     ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
     seed_columns = _SEED_COLUMNS if seeds else ()
-    ends += ["attempts", "finishes", "confirms", *seed_columns, "reason", "run_id"]
+    ends += ["attempts", *ORIGIN_COLUMNS.values(), *seed_columns, "reason", "run_id"]
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
-    integers = ["best_epoch", "best_step", "finishes", "confirms"]
+    integers = ["best_epoch", "best_step", *ORIGIN_COLUMNS.values()]
     whole = dict.fromkeys([*integers, *(_SEED_COUNTS if seeds else ())], "Int64")
     return frame.astype(whole).set_index("trial")
 

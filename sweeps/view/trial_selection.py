@@ -14,6 +14,7 @@ from typing import Any
 from redaction.escapes import spreadsheet_cell
 from sweeps.errors import UserError
 from sweeps.formatting import quoted
+from sweeps.ledger.attributes import ORIGIN_COLUMNS
 from sweeps.spec.error_messages import nearest
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.sweep_status import STATES
@@ -56,8 +57,7 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     first = ["number", "state"]
     last = [
         "attempts",
-        "finishes",
-        "confirms",
+        *ORIGIN_COLUMNS.values(),
         "reason",
         "started_at",
         "ended_at",
@@ -68,20 +68,19 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     for row in rows:
         values = row["value"] if isinstance(row["value"], list) else [row["value"]]
         values += [None] * (len(spec.metrics) - len(values))
+        origins = {
+            column: row["origin"] if row["role"] == role else None
+            for role, column in ORIGIN_COLUMNS.items()
+        }
         cells = [
             *(row[name] for name in first),
             *values,
             *(row["epoch"], row["step"]),
             *(row["params"].get(key) for key in keys),
-            *(row[name] if name != "confirms" else _confirms(row) for name in last),
+            *(origins[name] if name in origins else row[name] for name in last),
         ]
         writer.writerow(map(spreadsheet_cell, cells))
     return text.getvalue()
-
-
-def _confirms(row: dict[str, Any]) -> int | None:
-    """Return which leader a trial trains again; None for other trials."""
-    return row["origin"] if row["role"] == "confirm" else None
 
 
 def _column(name: str, spec: SweepSpec) -> tuple[str, int]:
