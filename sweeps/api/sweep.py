@@ -26,7 +26,7 @@ from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
 from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
-from sweeps.trust.confirmation import confirmed_trial, find_confirmation
+from sweeps.trust.confirm import confirmed_trial, find_confirmation
 from sweeps.view.frames import curves_frame, trials_frame
 from sweeps.view.sweep_status import SweepStatus
 

@@ -1,7 +1,7 @@
 """The commands that train trials again: `sweep confirm` the leaders, `sweep retry` failed ones.
 
 What must not live here: running them (`operations`), and the words of the result
-(`trust.confirmation`).
+(`trust.confirm`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sweeps.formatting import format_number
 
 if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
-    from sweeps.trust.confirmation import ConfirmationResult
+    from sweeps.trust.confirm import ConfirmationResult
 
 
 def _read_probability(text: object) -> float:
@@ -97,13 +97,14 @@ def confirm(
     """Train the best trials again under common seeds, until it is known which is the best."""
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.spec.durations import parse_duration
-        from sweeps.trust.confirmation import find_confirmation
+        from sweeps.trust.confirm import find_confirmation
         from sweeps.view.sweep_status import SweepStatus
 
         view = view_of(name, root)
         grace_seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.trust.confirm import ConfirmLeaders
         from sweeps.trust.confirm import confirm as operation
 
         display = RunConsole(spinner, console=err if as_json else out)
@@ -111,9 +112,7 @@ def confirm(
             lambda: operation(
                 view,
                 display,
-                top=top,
-                seeds=seeds,
-                until=until,
+                ConfirmLeaders(top=top, seeds=seeds, until=until),
                 grace=grace_seconds,
                 address=address,
                 accept_changes=accept_changes,
@@ -134,7 +133,7 @@ def confirm(
 
 def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     """Return the table of the leaders, what was found, and the command that shows the winner."""
-    from sweeps.trust.confirmation import format_chance, format_seconds
+    from sweeps.trust.confirm import format_chance, format_seconds
 
     table = plain_table(
         "trial",
@@ -214,6 +213,7 @@ def retry(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.reconcile.retrying import RetryRequest
         from sweeps.run import launch as operation
 
         raise typer.Exit(
@@ -225,7 +225,7 @@ def retry(
                     grace=seconds,
                     address=address,
                     accept_changes=accept_changes,
-                    retry=operation.RetryRequest(tuple(numbers), fresh),
+                    extra=RetryRequest(tuple(numbers), fresh),
                     offline=offline,
                 ),
                 view.paths,

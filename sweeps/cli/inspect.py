@@ -180,7 +180,7 @@ def best(
     from sweeps.cli import pareto, render
     from sweeps.errors import NoVersion
     from sweeps.run.code_directory import enter_code_directory
-    from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
+    from sweeps.trust.confirm import confirmed_trial, leader_in_confirmation
     from sweeps.view.sweep_status import NoBest
 
     if pickled and register is None:

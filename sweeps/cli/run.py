@@ -127,6 +127,7 @@ def resume(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.reconcile.finishing import FinishPruned
         from sweeps.run import launch as operation
 
         raise typer.Exit(
@@ -138,7 +139,7 @@ def resume(
                     grace=seconds,
                     address=address,
                     accept_changes=accept_changes,
-                    finish=numbers,
+                    extra=FinishPruned(numbers),
                     offline=offline,
                 ),
                 view.paths,

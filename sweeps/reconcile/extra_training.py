@@ -115,6 +115,8 @@ class SeriesResult(NamedTuple):
     rows: Sequence[Sequence[str]]
     best: Sequence[int]
     """The trials that the data cannot tell apart from the best one; empty before the end."""
+    compared: Mapping[int, Sequence[float]]
+    """The values of each trial under the seeds that all of them have, in their order."""
 
 
 class TrialSeries(Protocol):
@@ -137,10 +139,10 @@ class TrialSeries(Protocol):
         """Check that a changed spec trains the rest of the series as it began."""
 
     def tags(self, trials: Sequence[TrialSummary]) -> Mapping[int | None, Mapping[str, str]]:
-        """Return what tracking receives at the end, by trial and for the sweep's own run (None)."""
+        """Return the tags at the end, by trial and for the sweep's own run (None)."""
 
     def rows(self, trials: Sequence[TrialSummary]) -> Mapping[int, Row]:
-        """Return the metrics that tracking receives at the end, by trial."""
+        """Return the metrics at the end, by trial."""
 
     def result(self, spec: SweepSpec, trials: Sequence[TrialSummary]) -> SeriesResult:
         """Return what it says."""

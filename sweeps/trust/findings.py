@@ -28,7 +28,6 @@ from sweeps.stopping.metric_values import first_value
 from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stopping.seed_means import over_seeds
 from sweeps.trust.comparable_trials import ComparableTrials, compare_all
-from sweeps.trust.confirmation import find_confirmation
 from sweeps.trust.health_warnings import health_sentences
 from sweeps.trust.next_search import next_overrides
 from sweeps.trust.rank_effects import RankEffect, rank_effects
@@ -54,8 +53,8 @@ class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `equal`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space`, `failures`
-    or `health`."""
+    """`best`, `equal`, `importance`, `region`, `bound`, `epochs`, `space`, `failures` or `health`,
+    or the kind of a `SeriesResult`."""
     sentence: str
 
 
@@ -136,7 +135,7 @@ class _Evidence:
         sentences = [
             *self._best(),
             *self._equal(),
-            *self._confirmed(),
+            *self._extra(),
             *self._importance(),
             *(self._region(region) for region in regions),
             *map(self._bound, bounds),
@@ -236,10 +235,10 @@ class _Evidence:
             "other values, and whether the metric can show it.",
         )
 
-    def _confirmed(self) -> Iterator[Finding]:
-        found = find_confirmation(self.view)
+    def _extra(self) -> Iterator[Finding]:
+        found = self.view.series_result
         if found is not None:
-            yield Finding("confirmed", found.in_one_sentence())
+            yield Finding(found.kind, found.sentences[0])
 
     def _margin(self, best: TrialSummary) -> str:
         """Return by how much the best trial is better than the spec's own values, or others."""

@@ -16,7 +16,6 @@ from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, Continue
 from sweeps.trust.audit.recorded import read_clipping, read_num_validation
 from sweeps.trust.audit.registry import audit
-from sweeps.trust.confirmation import find_confirmation
 from sweeps.trust.findings import short_names, status_with_findings
 from sweeps.trust.next_search import next_overrides
 from sweeps.trust.seed_values import seed_values
@@ -136,7 +135,7 @@ def audit_data(view: SweepStatus) -> AuditData:
         rungs=rungs,
         reduction=getattr(rule, "reduction", 3),
         repeats=seed_values(view),
-        tied=_tied(view),
+        tied=(view.series_result and view.series_result.best) or None,
         num_validation=_num_validation(view, ended),
         population=rule.is_population,
         select_final=spec.select == "final",
@@ -151,13 +150,6 @@ def _continue(view: SweepStatus) -> Continue:
     if view.state != "finished":
         return lambda _regions, _bounds: ()
     return lambda regions, bounds: next_overrides(view, regions, bounds)
-
-
-def _tied(view: SweepStatus) -> list[int] | None:
-    found = find_confirmation(view)
-    if found is None or found.first is None:
-        return None
-    return [one.number for one in found.tied] or [found.first.number]
 
 
 def _num_validation(view: SweepStatus, ended: Sequence[TrialSummary]) -> int | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import Ending, TrialRecord
-from sweeps.reconcile.confirmation import Confirmation, ConfirmOptions, follow
-from sweeps.reconcile.extra_training import ExtraTraining
-from sweeps.run.confirming import ConfirmingTrials
+from sweeps.reconcile.extra_training import SeriesAdder, read_series
 from sweeps.run.session import open_ledger
 from sweeps.spec.provenance_check import Origin
+from sweeps.trust.confirm import Confirmation, ConfirmLeaders, ConfirmRequest, stored_request
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 Value = Callable[[int, int], float | None]
@@ -22,16 +20,21 @@ SECONDS = {0: 60.0, 1: 30.0}
 
 def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
     """Open the sweep as `sweep confirm` does, and return what the ledger stores."""
-    asked = ConfirmOptions(**options)  # type: ignore[arg-type]  # the caller knows the types
+    asked = ConfirmLeaders(**options)  # type: ignore[arg-type]  # the caller knows the types
     made.ledger = open_ledger(
         made.paths,
         made.spec,
         Origin(),
         new=False,
         accepted=False,
-        extra=ExtraTraining(confirm=asked),
+        extra=asked,
     )
-    found = made.ledger.confirm_request
+    return stored(made.ledger)
+
+
+def stored(ledger: Ledger) -> ConfirmRequest:
+    """Return the request that a ledger stores."""
+    found = stored_request(read_series(ledger.series))
     assert found is not None
     return found
 
@@ -39,14 +42,12 @@ def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
 def found(made: MadeSweep) -> Confirmation:
     """Return how far the confirmation is, read anew."""
     ledger = Ledger.open(made.paths.ledger)
-    known = ledger.confirm_request
-    assert known is not None
-    return follow(known, ledger.trials(), minimize=ledger.minimize)
+    return stored(ledger).follow(ledger.trials())
 
 
 def add(made: MadeSweep) -> list[TrialRecord]:
     """Add the runs that are needed next, as a driver that has just begun."""
-    adding = ConfirmingTrials(made.ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None)
+    adding = SeriesAdder(made.ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None)
     return adding()
 
 

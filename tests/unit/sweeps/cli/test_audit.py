@@ -18,7 +18,7 @@ from sweeps.report.report_audit import audit_section
 from sweeps.trust.audit.read import audit_data
 from sweeps.trust.audit.recorded import read_clipping, read_num_validation
 from sweeps.trust.audit.registry import CARDS
-from sweeps.trust.confirmation import find_confirmation
+from sweeps.trust.confirm import find_confirmation
 from tests.unit.sweeps.confirming_sweep import request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.fingerprint import BUILT
