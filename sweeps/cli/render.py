@@ -40,10 +40,10 @@ from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_at_end
 from sweeps.trust.health_warnings import health_sentences
+from sweeps.trust.usage import usage_at_end
 from sweeps.view.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.view.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
 from sweeps.view.sweep_status import STATES, SweepStatus
-from sweeps.view.usage import usage_at_end
 from trainable.tested import latest_tested
 
 if TYPE_CHECKING:

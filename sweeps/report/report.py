@@ -35,9 +35,9 @@ from sweeps.report.report_figures import Figure, figures
 from sweeps.report.report_page import PageSection, escape, page, table
 from sweeps.trust.findings import find
 from sweeps.trust.tested_trials import tested_trials
+from sweeps.trust.usage import usage
 from sweeps.view.compare import compare
 from sweeps.view.sweep_status import STATES
-from sweeps.view.usage import usage
 from trainable.errors import StorageError
 from trainable.exit_reason import exit_with
 from trainable.lazy_imports import without_collection

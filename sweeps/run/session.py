@@ -17,7 +17,7 @@ from sweeps.checkpoint_locations import check_kept, trial_files, trial_store
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.over_seeds import check_repeats, origins, repeats_of
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
@@ -394,6 +394,7 @@ def plan_resume(
         if sweep.series is not None:
             sweep.series.check_unchanged(sweep)
     check_search_changes(before, spec, len(of_search(trials)))
+    check_repeats(before, spec)
     planned = extra.plan(sweep, chosen, (ledger.origin, origin))
     for index in range(planned.num_new):
         check_free(paths, len(trials) + index)

@@ -2,9 +2,9 @@
 
 All leaders are trained under the first seed, then those that can still win under the next one. The
 request, which the ledger stores, and the trials alone decide, so that a resumed confirmation ends
-as an uninterrupted one. The result says who is probably the best, how far seeds spread, and what to
-take; each number says from how many seeds or runs it is. What must not live here: the statistics
-(`statistics.race`), running the trials (`run`), and printing.
+as an uninterrupted one. The result says who is probably the best, how far seeds spread, and what
+to take; each number says from how many seeds or runs it is. What must not live here: the
+statistics (`statistics.race`), running the trials (`run`), and printing.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ from sweeps.trust.space_regions import (
     bad_regions,
     near_bounds,
 )
+from sweeps.trust.usage import usage
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_status import SweepStatus
-from sweeps.view.usage import usage
 
 _CHANCE = 0.05
 """The probability that chance alone would show an effect of any parameter."""

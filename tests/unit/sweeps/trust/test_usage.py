@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST
-from sweeps.view.usage import usage
+from sweeps.trust.usage import usage
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
