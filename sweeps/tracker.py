@@ -5,10 +5,12 @@ What must not live here: what is recorded (`recording`), and the services (`trac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from sweeps.paths import SweepPaths, tracking_place
+from sweeps.recording.tags import attempt_tags, leaders_views
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import reach_tracking
@@ -33,27 +35,40 @@ def tracker_at(uri: str | None, root: Path) -> Tracker:
     return choose_tracker(*tracking_place(uri, root))
 
 
+class SweepAttempts(Protocol):
+    """The part of a ledger that identifies a sweep and its drivers."""
+
+    @property
+    def sweep_id(self) -> str:
+        """The sweep's id."""
+        ...
+
+    @property
+    def attempts(self) -> Sequence[Mapping[str, str]]:
+        """The provenance of each driver."""
+        ...
+
+
 def open_tracker(
     paths: SweepPaths,
     spec: SweepSpec,
-    sweep_id: str,
+    ledger: SweepAttempts,
     *,
     tags: Mapping[str, str],
-    inherited: Mapping[str, str],
-    experiment_tags: Mapping[str, str],
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> OpenTracker:
-    """Open the recorder of a sweep and its delivery."""
+    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts."""
     offline = environment is None
     tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
+    attempts = ledger.attempts
     sweep = TrackedSweep(
         experiment=spec.name,
-        sweep_id=sweep_id,
+        sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
-        tags=tags,
+        tags={**attempt_tags(attempts), **tags},
         params=dict(flatten(spec.model_dump(mode="json"))),
-        inherited=inherited,
-        experiment_tags=experiment_tags,
+        inherited=attempts[-1] if attempts else {},
+        experiment_tags=leaders_views(spec, ledger.sweep_id),
     )
     return open_recorder(tracker, sweep, announce=announce, environment=environment)

@@ -20,7 +20,7 @@ from sweeps.api.trial import Trial
 from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
 from sweeps.formatting import quoted
 from sweeps.paths import SweepPaths, resolve_root
-from sweeps.run.stop import stop
+from sweeps.run.stop_requests import stop
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions

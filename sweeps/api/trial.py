@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
-from sweeps.artifacts import publish
-from sweeps.run.trial_process import checked_config
+from sweeps.artifacts import export
+from sweeps.run.task_code import checked_config
 from sweeps.spec.space import configured
 from sweeps.view.frames import best_metrics, curves_frame
 from sweeps.view.sweep_status import SweepStatus
@@ -190,7 +190,7 @@ class Trial:
             NoBest: The checkpoint is lost, or the trial never saved one.
             FileExistsError: The directory is not empty.
         """
-        return publish.export(self._view, Path(directory), self._weights.number)
+        return export.export(self._view, Path(directory), self._weights.number)
 
     @property
     def _weights(self) -> TrialSummary:

@@ -104,6 +104,7 @@ def confirm(
         grace_seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.run.prepared import RunOptions
         from sweeps.trust.confirm import ConfirmLeaders
         from sweeps.trust.confirm import confirm as operation
 
@@ -113,10 +114,12 @@ def confirm(
                 view,
                 display,
                 ConfirmLeaders(top=top, seeds=seeds, until=until),
-                grace=grace_seconds,
-                address=address,
-                accept_changes=accept_changes,
-                offline=offline,
+                RunOptions(
+                    grace=grace_seconds,
+                    address=address,
+                    accept_changes=accept_changes,
+                    offline=offline,
+                ),
             ),
             view.paths,
             spinner,
@@ -215,19 +218,18 @@ def retry(
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.reconcile.retrying import RetryRequest
         from sweeps.run import launch as operation
+        from sweeps.run.prepared import RunOptions
 
+        options = RunOptions(
+            grace=seconds,
+            address=address,
+            accept_changes=accept_changes,
+            offline=offline,
+            extra=RetryRequest(tuple(numbers), fresh),
+        )
         raise typer.Exit(
             run_to_end(
-                lambda: operation.resume(
-                    view,
-                    settings or [],
-                    RunConsole(spinner),
-                    grace=seconds,
-                    address=address,
-                    accept_changes=accept_changes,
-                    extra=RetryRequest(tuple(numbers), fresh),
-                    offline=offline,
-                ),
+                lambda: operation.resume(view, settings or [], RunConsole(spinner), options),
                 view.paths,
                 spinner,
             )

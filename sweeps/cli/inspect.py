@@ -176,10 +176,10 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best trial, export it, or register its model."""
-    from sweeps.artifacts import publish
+    from sweeps.artifacts import export as artifacts
     from sweeps.cli import pareto, render
     from sweeps.errors import NoVersion
-    from sweeps.run.code_directory import enter_code_directory
+    from sweeps.run.task_code import enter_code_directory
     from sweeps.trust.confirm import confirmed_trial, leader_in_confirmation
     from sweeps.view.sweep_status import NoBest
 
@@ -192,7 +192,7 @@ def best(
         )
     with input_errors():
         view = view_of(name, root)
-        publish.check(view, directory=export, model=register)
+        artifacts.check(view, directory=export, model=register)
         try:
             if confirmed:
                 trial = confirmed_trial(view).number
@@ -206,12 +206,12 @@ def best(
             leader = leader_in_confirmation(view, found["number"])
             if leader is not None:
                 found["confirmation"] = leader
-            written = publish.export(view, export, trial) if export is not None else []
+            written = artifacts.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering") as spinner:
                     enter_code_directory(view, spinner.update)
                     number = view.select_weights(trial).number
-                    version = publish.register(view, number, register, pickled=pickled)
+                    version = artifacts.register(view, number, register, pickled=pickled)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)
@@ -304,7 +304,7 @@ def report(
     root: Root = None,
 ) -> None:
     """Write an HTML report with all figures of a sweep, also while it runs."""
-    from sweeps.artifacts.publish import report as draw
+    from sweeps.artifacts.export import report as draw
     from sweeps.errors import NoReport
 
     with input_errors():

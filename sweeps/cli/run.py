@@ -90,17 +90,13 @@ def run(
         from sweeps.cli import messages
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.run.launch import start
+        from sweeps.run.prepared import RunOptions
 
         messages.choices(err, loaded[1])
         display = RunConsole(spinner)
+        options = RunOptions(grace=seconds, address=address, offline=offline)
         raise typer.Exit(
-            run_to_end(
-                lambda: start(
-                    paths, file, loaded, display, grace=seconds, address=address, offline=offline
-                ),
-                paths,
-                spinner,
-            )
+            run_to_end(lambda: start(paths, file, loaded, display, options), paths, spinner)
         )
 
 
@@ -129,19 +125,18 @@ def resume(
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.reconcile.finishing import FinishPruned
         from sweeps.run import launch as operation
+        from sweeps.run.prepared import RunOptions
 
+        options = RunOptions(
+            grace=seconds,
+            address=address,
+            accept_changes=accept_changes,
+            offline=offline,
+            extra=FinishPruned(numbers),
+        )
         raise typer.Exit(
             run_to_end(
-                lambda: operation.resume(
-                    view,
-                    settings or [],
-                    RunConsole(spinner),
-                    grace=seconds,
-                    address=address,
-                    accept_changes=accept_changes,
-                    extra=FinishPruned(numbers),
-                    offline=offline,
-                ),
+                lambda: operation.resume(view, settings or [], RunConsole(spinner), options),
                 view.paths,
                 spinner,
             )
@@ -211,7 +206,7 @@ def stop(
 ) -> None:
     """Stop a running sweep, whose trials save and can resume; or end one trial."""
     from sweeps.cli import messages
-    from sweeps.run import stop as operation
+    from sweeps.run import stop_requests as operation
     from sweeps.spec.durations import parse_duration
 
     with input_errors():

@@ -33,7 +33,8 @@ from sweeps.errors import (
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.formatting import format_best, format_duration, format_number, joined
 from sweeps.paths import SweepPaths
-from sweeps.run.launch import AttemptFailed, PreparedSweep
+from sweeps.run.launch import AttemptFailed
+from sweeps.run.prepared import PreparedSweep
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_of
 from sweeps.view.observer import ShutdownNotices, TrialProgress
@@ -75,20 +76,18 @@ class RunConsole:
         """Print a warning."""
         messages.sentence(err, message, style="yellow")
 
-    def begin(self, prepared: PreparedSweep) -> ProgressTable | PlainLines:
+    def begin(
+        self, prepared: PreparedSweep, before: Sequence[TrialSummary], num_trials: int
+    ) -> ProgressTable | PlainLines:
         """Print what will run, and return the display of its progress."""
         self._spinner.stop()
         cluster = f", {prepared.cluster}" if prepared.cluster else ""
         messages.sentence(err, f"  {prepared.resources.describe()}{cluster}", style="")
         messages.task_facts(err, prepared.facts)
-        if prepared.plan is not None:
-            messages.plan(err, prepared.spec, prepared.plan)
+        if (plan := prepared.new_plan) is not None:
+            messages.plan(err, prepared.spec, plan)
         return view_on(
-            self._console,
-            prepared.spec,
-            prepared.before,
-            total=prepared.num_trials,
-            delivery=prepared.delivery,
+            self._console, prepared.spec, before, total=num_trials, delivery=prepared.delivery
         )
 
     def cluster_unanswered(self, file: TextIO, message: str) -> None:

@@ -34,8 +34,7 @@ from sweeps.formatting import format_duration, format_number
 from sweeps.path_checks import make_private
 from sweeps.paths import TRIAL_CONFIG, program_name
 from sweeps.recording.trial_config import read_config
-from sweeps.run.code_directory import enter_code_directory
-from sweeps.run.trial_process import as_a_trial
+from sweeps.run.task_code import as_a_trial, enter_code_directory
 from sweeps.spec.error_messages import key_path
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec, trial_yaml

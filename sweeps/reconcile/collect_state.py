@@ -14,8 +14,7 @@ from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.reconcile import SavedReport, SweepState, TrialState
-from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import run_status
+from sweeps.recording.tags import run_status, thin_rows
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.metric_values import Value, as_value
 from sweeps.stopping.pausing_rules import Standing, StopDecider

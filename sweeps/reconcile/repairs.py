@@ -29,14 +29,14 @@ from sweeps.reconcile.reconcile import (
     UnknownDirectory,
     UnrecordedEnd,
 )
-from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     end_tags,
+    record_configuration,
     retried_tags,
     run_status,
     status_tags,
+    thin_rows,
 )
 from sweeps.recording.trial_config import read_config
 from sweeps.search.pbt_exploit import without_unbegun

@@ -8,20 +8,17 @@ must not live here: reading a store (`tracking.stored_runs`), and sending what i
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.repairs import told_start
 from sweeps.recording.descriptions import DESCRIPTION
-from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import end_tags, run_status, status_tags
+from sweeps.recording.tags import end_tags, run_status, status_tags, thin_rows
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.spec import SweepSpec
 from sweeps.tracker import find_tracker
@@ -123,15 +120,47 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class SweepRun:
-    """The expected contents of the sweep's own run."""
+class ExpectedRun:
+    """What a store should hold of one run, besides its points."""
 
-    status: str | None
-    """None: unknown."""
     params: Mapping[str, object]
     tags: Mapping[str, str]
     files: Mapping[str, frozenset[str]]
     """Names of artifacts, by folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedSweep:
+    """What a store should hold of a sweep."""
+
+    paths: SweepPaths
+    spec: SweepSpec
+    records: Sequence[TrialRecord]
+    own_run: ExpectedRun
+    """The sweep's own run."""
+    own_status: str | None
+    """Its status; None: unknown."""
+    every: int
+    """A row of a curve that is at no multiple of this step may be missing."""
+    more_tags: Mapping[int | None, Mapping[str, str]]
+    """Tags of trials besides those of each trial's own state."""
+    drawn: Callable[[int], Iterable[Path]]
+    """Returns the files of a trial's recorded figures."""
+
+    def of(self, record: TrialRecord) -> ExpectedRun:
+        """Return what the store should hold of a trial's run."""
+        start = told_start(self.paths, self.spec, record)
+        tags = {**_tags(self.spec, self.paths, record), **start.tags}
+        tags |= self.more_tags.get(record.number, {})
+        return ExpectedRun(start.params, tags, {"figures": self.figures(record)})
+
+    def figures(self, record: TrialRecord) -> frozenset[str]:
+        """Return the names of a trial's figures."""
+        return frozenset(file.name for file in self.drawn(record.number))
+
+    def rows(self, record: TrialRecord) -> Iterable[Row]:
+        """Return the rows that the store should hold of a trial."""
+        return stored_rows(self.paths, self.spec, record, self.every)
 
 
 def check_runs(
@@ -189,25 +218,13 @@ def lost_runs(
     return check_runs(records, delivered, runs, statuses.get(delivered.tracked_sweep_status or ""))
 
 
-def check_all(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    records: Sequence[TrialRecord],
-    store: StoreReader,
-    sweep_id: str,
-    sweep_run: SweepRun,
-    *,
-    densities: Sequence[int],
-    more_tags: Mapping[int | None, Mapping[str, str]],
-    drawn: Callable[[int], Iterable[Path]],
-) -> list[MissingData]:
+def check_all(expected: ExpectedSweep, store: StoreReader, sweep_id: str) -> list[MissingData]:
     """Compare everything that was sent to a store with its contents. The outbox must be empty."""
-    delivered = read_outbox(paths.outbox)
+    delivered, records = read_outbox(expected.paths.outbox), expected.records
     runs = store.runs(sweep_id)
-    found = {one.trial: one for one in check_runs(records, delivered, runs, sweep_run.status)}
+    found = {one.trial: one for one in check_runs(records, delivered, runs, expected.own_status)}
     known = {**delivered.run_ids, SWEEP: delivered.sweep_run_id or ""}
     chosen = choose_runs(runs, known)
-    every = math.lcm(*densities)  # a row that any revision left out may be missing
     every_run = [None, *records]
     for first in range(0, len(every_run), _BATCH_SIZE):
         part = every_run[first : first + _BATCH_SIZE]
@@ -218,78 +235,54 @@ def check_all(
         ]
         data = store.data([run.run_id for _, run in there])
         for record, run in there:
-            before = found.get(_name(run.trial), MissingData(_name(run.trial)))
-            if record is None:
-                one = _check_sweep(before, sweep_run, run, data[run.run_id], store)
-            else:
-                rows = stored_rows(paths, spec, record, every)
-                start = told_start(paths, spec, record)
-                tags = {**_tags(spec, paths, record), **start.tags}
-                tags |= more_tags.get(record.number, {})
-                files = {"figures": frozenset(file.name for file in drawn(record.number))}
-                one = _compare(before, start.params, tags, files, run, data[run.run_id], store)
-                points = _missing_points(rows, run.run_id, data[run.run_id].curves, store)
-                one = _with(one, num_points=points)
+            before, held = (
+                found.get(_name(run.trial), MissingData(_name(run.trial))),
+                data[run.run_id],
+            )
+            wanted = expected.own_run if record is None else expected.of(record)
+            one = _compare(before, wanted, run, held, store)
+            if record is not None:
+                points = _missing_points(expected.rows(record), run.run_id, held.curves, store)
+                one = replace(one, num_points=points)
             if one:
                 found[one.trial] = one
         for record in part:  # count the contents of missing runs
             gone = found.get(None if record is None else record.number)
             if gone is not None and gone.is_gone:
-                found[gone.trial] = _whole(gone, paths, spec, record, sweep_run, every, drawn)
+                found[gone.trial] = _whole(gone, expected, record)
     return list(found.values())
 
 
-def _check_sweep(
-    before: MissingData, expected: SweepRun, run: StoredRun, held: RunData, store: StoreReader
-) -> MissingData:
-    return _compare(before, expected.params, expected.tags, expected.files, run, held, store)
-
-
 def _compare(
-    before: MissingData,
-    params: Mapping[str, object],
-    tags: Mapping[str, str],
-    files: Mapping[str, frozenset[str]],
-    run: StoredRun,
-    held: RunData,
-    store: StoreReader,
+    before: MissingData, expected: ExpectedRun, run: StoredRun, held: RunData, store: StoreReader
 ) -> MissingData:
     # An empty tag means the same as a missing one. A description may have been edited since.
     wrong = [
         key
-        for key, value in stored_tags(tags).items()
+        for key, value in stored_tags(expected.tags).items()
         if (found := held.tags.get(key, "")) != value and not (found and key == DESCRIPTION)
     ]
     lacking = [
         f"{folder}/{name}" if folder else name
-        for folder, names in files.items()
+        for folder, names in expected.files.items()
         if names
         for name in sorted(names - store.files(run, folder))
     ]
-    return _with(
+    return replace(
         before,
-        num_params=sum(clean_key(key) not in held.params for key in params),
+        num_params=sum(clean_key(key) not in held.params for key in expected.params),
         num_tags=len(wrong),
         files=tuple(lacking),
     )
 
 
-def _whole(
-    gone: MissingData,
-    paths: SweepPaths,
-    spec: SweepSpec,
-    record: TrialRecord | None,
-    sweep_run: SweepRun,
-    every: int,
-    drawn: Callable[[int], Iterable[Path]],
-) -> MissingData:
+def _whole(gone: MissingData, expected: ExpectedSweep, record: TrialRecord | None) -> MissingData:
     """Count the points and the files of a missing run."""
     if record is None:
-        files = [name for names in sweep_run.files.values() for name in names]
-        return _with(gone, files=tuple(files))
-    points = sum(map(len, _steps(stored_rows(paths, spec, record, every)).values()))
-    files = [file.name for file in drawn(record.number)]
-    return _with(gone, num_points=points, files=tuple(files))
+        files = [name for names in expected.own_run.files.values() for name in names]
+        return replace(gone, files=tuple(files))
+    points = sum(map(len, _steps(expected.rows(record)).values()))
+    return replace(gone, num_points=points, files=tuple(expected.figures(record)))
 
 
 def _missing_points(
@@ -329,10 +322,6 @@ def _tags(spec: SweepSpec, paths: SweepPaths, record: TrialRecord) -> dict[str, 
         if record.finished
         else status_tags(without_unbegun(record, paths), spec)
     )
-
-
-def _with(before: MissingData, **more: Any) -> MissingData:
-    return MissingData(**{**vars(before), **more})
 
 
 def _name(trial: int) -> int | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from redaction.secrets import redact_clipped, redact_value
@@ -18,9 +19,56 @@ from sweeps.formatting import joined
 from sweeps.ledger.ranking import front
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
-from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.spec.spec import SweepSpec
-from tracking.recorder import Recorder, Status
+from tracking.recorder import MetricRow, Recorder, Status
+
+
+class LockedRecorder:
+    """Records as long as this driver holds the sweep's lock."""
+
+    def __init__(self, recorder: Recorder, fence: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._fence = fence
+
+    def start(
+        self,
+        trial: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """See `Recorder.start`."""
+        self._fence()
+        self._recorder.start(trial, params, tags, at_ms=at_ms)
+
+    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
+        """See `Recorder.log`."""
+        self._fence()
+        self._recorder.log(trial, rows)
+
+    def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
+        """See `Recorder.tag`."""
+        self._fence()
+        self._recorder.tag(trial, tags)
+
+    def artifact(self, trial: int | None, path: Path, name: str) -> None:
+        """See `Recorder.artifact`."""
+        self._fence()
+        self._recorder.artifact(trial, path, name)
+
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """See `Recorder.finish`."""
+        self._fence()
+        self._recorder.finish(trial, status, tags, at_ms=at_ms)
+
 
 Event = Literal["new_best", "trial_failed", "finished", "stopped", "failed"]
 _LONGEST_REASON = 1000

@@ -1,12 +1,13 @@
-"""The tags of runs in the tracking store: how a trial ended, lineage, health, the best trial.
+"""What runs in the tracking store receive: tags, the thinned curve, the value over seeds.
 
-What must not live here: tags about the machine and the code (`tracking.provenance`), and calls
-that set tags.
+The content of a row alone decides whether it is sent. So the driver, a resumed driver and
+`sweep sync` send the same rows; `metrics.jsonl` keeps all. What must not live here: tags about the
+machine and the code (`tracking.provenance`), and sending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from sweeps.ledger.attributes import ACCUMULATION, ORIGIN_COLUMNS, Role
@@ -19,7 +20,8 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.patience import BY_PATIENCE
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.recorder import TAG_REPEATS, Status
+from tracking.recorder import TAG_REPEATS, Recorder, Status
+from trainable.metrics_file import Row
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
@@ -196,3 +198,61 @@ def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     for number, later in enumerate(attempts[1:], start=2):
         tags |= {f"{k}.{number}": v for k, v in later.items() if first.get(k) != v}
     return tags
+
+
+def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
+    """Record the value of a configuration, its standard error and from how many seeds it is.
+
+    Tags have the state so far. The metrics are recorded once all seeds are complete, at the step
+    of the first seed's last report.
+    """
+    seeds = first.over_seeds
+    if seeds is None:
+        return
+    figures = {
+        "over_seeds.value": first.value,
+        "over_seeds.standard_error": seeds.standard_error,
+    }
+    known = {key: one for key, one in figures.items() if one is not None}
+    tags = {
+        "over_seeds.state": seeds.state,
+        "over_seeds.num_seeds": f"{seeds.num_values} of {seeds.seeds}",
+        **{key: repr(one) for key, one in known.items()},
+    }
+    recorder.tag(first.number, tags)
+    if seeds.state == "complete":
+        metrics = {key.replace(".", "/"): one for key, one in known.items()}
+        recorder.log(first.number, [Row(first.step, first.ended_ms or 0, metrics)])
+
+
+_AT_BOUNDARIES = "epoch"
+# Logged every `train.layer_norms_every` steps, so they need no thinning.
+_SPARSE = "grad_norm/"
+
+
+def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
+    """Yield the rows of a curve that the tracking server receives.
+
+    Rows of the first step, of each epoch's end and of every `every`-th step are complete. Other
+    rows keep only the layers' gradient norms.
+    """
+    rows = list(_merge_steps(rows))
+    last = rows[-1] if rows and ended else None
+    for row in rows:
+        is_boundary = _AT_BOUNDARIES in row.metrics
+        if row.step == 1 or row.step % every == 0 or is_boundary or row is last:
+            yield row
+        elif sparse := {k: v for k, v in row.metrics.items() if k.startswith(_SPARSE)}:
+            yield row._replace(metrics=sparse)
+
+
+def _merge_steps(rows: Iterable[Row]) -> Iterator[Row]:
+    """Merge consecutive rows of the same step, as readers of the file do."""
+    last: Row | None = None
+    for row in rows:
+        if last is not None and last.step != row.step:
+            yield last
+            last = None
+        last = row if last is None else row._replace(metrics=last.metrics | row.metrics)
+    if last is not None:
+        yield last

@@ -13,36 +13,34 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, kill_children, tag_child_processes
-from sweeps.engine.resources import Machine, ResourcePlan
+from sweeps.engine.resources import Machine
 from sweeps.engine.signals import Interruption
 from sweeps.errors import LedgerError, SweepExists
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SCRATCH, SweepPaths
-from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.repairs import close_stores
 from sweeps.run import stop_requests
 from sweeps.run.finalize import finalize_attempt
+from sweeps.run.prepared import PreparedSweep, RunDisplay
 from sweeps.run.session import SweepSession, open_sweep
-from sweeps.run.start_watch import START_SECONDS
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
-from sweeps.spec.provenance_check import Origin
+from sweeps.run.worker_watch import START_SECONDS, WorkerRules
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import withheld_variables
 from sweeps.sweep_lock import SweepLock
-from sweeps.view.observer import ProgressObserver, ShutdownNotices
+from sweeps.view.observer import ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
@@ -53,59 +51,26 @@ from trainable.storage.local import LocalFiles
 _LAST_NOTIFICATION_SECONDS = 5.0
 """The time limit for notifications when the driver ends with an error."""
 
-ObserverFactory = Callable[[Sequence[TrialRecord], int], AbstractContextManager[ProgressObserver]]
-"""Makes the progress display. Its arguments: the trials that earlier drivers have started, and how
-many trials the sweep has."""
-
 
 def run_sweep(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    plan: ResourcePlan,
-    machine: Machine | Cluster,
-    make_view: ObserverFactory,
-    *,
-    new: bool,
-    origin: Origin | None = None,
-    accept_changes: bool = False,
-    extra: ExtraTraining = NO_EXTRA,
-    grace: float = 30.0,
-    offline: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-    warn: Callable[[str], None] = lambda _: None,
-    notices: ShutdownNotices | None = None,
-    expected: Mapping[str, Any] | None = None,
-    tell: Callable[[SweepOutcome], None],
+    prepared: PreparedSweep, display: RunDisplay, tell: Callable[[SweepOutcome], None]
 ) -> None:
-    """Run a sweep to its end, or until it is interrupted."""
-    notices = notices or ShutdownNotices()
+    """Run a sweep to its end, or until it is interrupted; `tell` receives the outcome."""
+    paths, new = prepared.paths, prepared.new
     with (
         _acquired_lock(paths) as lock,
-        _listening(paths, lock, grace, notices) as (requests, interruption),
+        _listening(prepared, lock, display.notices) as (requests, interruption),
     ):
         if new and paths.exists():
             raise SweepExists(paths)
-        _take_over_processes(lock, machine)
-        before = spec if new else read_spec(paths.spec).spec
-        sweep = open_sweep(
-            paths,
-            spec,
-            origin or Origin(),
-            new=new,
-            accept_changes=accept_changes,
-            extra=extra,
-            max_workers=plan.max_workers,
-            offline=offline,
-            fence=lock.check,
-            warn=warn,
-        )
-        driver = _Driver(
-            sweep, plan, machine, lock, requests, interruption, make_view, say, notices
-        )
+        _take_over_processes(lock, prepared.machine)
+        before = prepared.spec if new else read_spec(paths.spec).spec
+        sweep = open_sweep(prepared, lock.check, display.warn)
+        driver = _Driver(sweep, prepared, display, lock, requests, interruption)
         try:
-            _reconcile(sweep, before, warn)
-            if expected is not None and sweep.num_remaining:
-                sweep.ledger.store_plan(expected)
+            _reconcile(sweep, before, display.warn)
+            if sweep.num_remaining:
+                sweep.ledger.store_plan(prepared.plan.expected())
             driver.run_and_finalize(tell)
         except (CurveDamaged, LedgerError, OSError, StorageError) as error:
             _notify_failure(sweep, error)
@@ -132,9 +97,10 @@ def _acquired_lock(paths: SweepPaths) -> Iterator[SweepLock]:
 
 @contextmanager
 def _listening(
-    paths: SweepPaths, lock: SweepLock, grace: float, notices: ShutdownNotices
+    prepared: PreparedSweep, lock: SweepLock, notices: ShutdownNotices
 ) -> Iterator[tuple[StopRequests, Interruption]]:
     """Accept stop requests, and handle signals."""
+    paths, grace = prepared.paths, prepared.options.grace
     requests = StopRequests(paths, lock.token)
     with make_signal_handler(
         paths, lock, lock.token, requests, grace=grace, notices=notices
@@ -174,14 +140,11 @@ class _Driver:
     """An open sweep, and the objects that this process needs to run it."""
 
     sweep: SweepSession
-    plan: ResourcePlan
-    machine: Machine | Cluster
+    prepared: PreparedSweep
+    display: RunDisplay
     lock: SweepLock
     requests: StopRequests
     interruption: Interruption
-    make_view: ObserverFactory
-    say: Callable[[str], None]
-    notices: ShutdownNotices
 
     def run_and_finalize(self, tell: Callable[[SweepOutcome], None]) -> None:
         """Run the remaining trials, then publish the best one and deliver to tracking."""
@@ -190,30 +153,33 @@ class _Driver:
         if sweep.has_trials_to_run and not self.interruption.requested:
             abort_reason = self._run_trials()
         self.lock.check()
-        tell(finalize_attempt(sweep, self.interruption, abort_reason, self.say))
+        tell(finalize_attempt(sweep, self.interruption, abort_reason, self.display.doing))
 
     def _run_trials(self) -> RepeatedFailure | None:
         """Start Ray, run trials, and close the checkpoint stores that killed workers left open."""
-        sweep, abort_reason = self.sweep, None
-        self.say("starting Ray")
+        sweep, prepared, abort_reason = self.sweep, self.prepared, None
+        self.display.doing("starting Ray")
         make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
         with self._engine() as node_died:
             if not self.interruption.requested:  # a signal can come while Ray starts
-                with self.make_view(sweep.ledger.trials(), sweep.num_trials) as observer:
+                before = sweep.ledger.trials()
+                is_local = isinstance(prepared.machine, Machine)
+                workers = WorkerRules(
+                    node_died=node_died,
+                    start_seconds=START_SECONDS if is_local else math.inf,
+                    grace=self.interruption.grace,
+                )
+                with self.display.begin(prepared, before, sweep.num_trials) as observer:
                     loop = TrialLoop(
                         sweep,
-                        self.plan,
+                        prepared.resources,
                         observer,
                         self.interruption,
                         self.requests,
-                        self.lock,
-                        node_died=node_died,
-                        start_limit=math.inf
-                        if isinstance(self.machine, Cluster)
-                        else START_SECONDS,
+                        workers,
                     )
                     abort_reason = loop.run()
-            self.say("stopping Ray")
+            self.display.doing("stopping Ray")
             sweep.delivery.flush(0.0)  # no trial needs the processor: its process may have it
         self.lock.check()  # otherwise the stores belong to the workers of another driver
         sweep.close_stores()
@@ -230,14 +196,15 @@ class _Driver:
             self.lock,
             self.lock.token,
             self.interruption,
-            self.notices,
+            self.display.notices,
         )
-        if isinstance(self.machine, Cluster):
-            return self.machine.running(self.plan.max_concurrency, lost)
+        machine, concurrency = self.prepared.machine, self.prepared.resources.max_concurrency
+        if isinstance(machine, Cluster):
+            return machine.running(concurrency, lost)
         return local_ray.running(
             self.lock.token,
-            self.machine,
-            concurrency=self.plan.max_concurrency,
+            machine,
+            concurrency=concurrency,
             interruption=self.interruption,
             lost=lost,
             hidden_env=withheld_variables(self.sweep.spec),

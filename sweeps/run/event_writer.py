@@ -19,23 +19,27 @@ from typing import Any, Generic, TypeVar
 
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import LACKS_MODEL, SIGNALS, PbtPerturbation
-from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.trials import Ending, TrialRecord
-from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.failure_policy import Failure
 from sweeps.reconcile.reconcile import end_of_stopped, end_of_training, unreported
 from sweeps.reconcile.repairs import backfill
-from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.over_seeds import record_configuration
-from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
+from sweeps.recording.tags import (
+    NOT_STOPPED,
+    end_tags,
+    lineage_tags,
+    record_configuration,
+    run_status,
+    status_tags,
+    thin_rows,
+)
+from sweeps.run.session import SweepSession
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.logged_params import RunStart
-from sweeps.spec.spec import SweepSpec
 from sweeps.view.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
-from tracking.recorder import Recorder
 from trainable.metrics_file import Row, logged_files, read_logged, read_rows
 from trainable.ray_adapter import OBJECTIVE
 from trainable.storage.durable import sync_file
@@ -92,22 +96,14 @@ class EventWriter:
 
     def __init__(
         self,
-        spec: SweepSpec,
-        paths: SweepPaths,
-        ledger: Ledger,
-        recorder: Recorder,
+        sweep: SweepSession,
         observer: ProgressObserver,
-        *,
-        fence: Callable[[], None],
-        seconds_of: Callable[[int], float | None] = lambda _: None,
+        seconds_of: Callable[[int], float | None],
     ) -> None:
         self._seconds_of = seconds_of
-        self._spec = spec
-        self._paths = paths
-        self._ledger = ledger
-        self._recorder = recorder
+        self._spec, self._paths = sweep.spec, sweep.paths
+        self._ledger, self._recorder, self._fence = sweep.ledger, sweep.recorder, sweep.fence
         self._observer = observer
-        self._fence = fence
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write queued entries in order; consecutive reports share one ledger transaction."""

@@ -5,36 +5,33 @@ What must not live here: running the trials (`run.driver`).
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TextIO
 
 from sweeps.below_root import check_below_root
 from sweeps.checkpoint_locations import check_kept, probe_store
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
-from sweeps.engine.resources import Machine, ResourcePlan, plan
+from sweeps.engine.resources import Machine, ResourcePlan, StepMemory, plan
 from sweeps.engine.signals import exit_on_signal
-from sweeps.engine.sweep_plan import SweepPlan, make_plan
+from sweeps.engine.sweep_plan import make_plan
 from sweeps.engine.system_limits import check_limits
-from sweeps.engine.task_check import TaskFacts, TaskInspector
+from sweeps.engine.task_check import TaskInspector
 from sweeps.errors import ExitRequested, Issue, LedgerError, LockLost, SweepExists, UserError
-from sweeps.ledger.trials import TrialRecord, of_search
+from sweeps.ledger.trials import of_search
 from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
-from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
-from sweeps.run.code_directory import enter_code_directory
-from sweeps.run.lost_runs import has_lost_runs, warn_of_other_sweeps
+from sweeps.run.prepared import PreparedSweep, RunDisplay, RunOptions
+from sweeps.run.store_comparison import has_lost_runs, warn_of_other_sweeps
+from sweeps.run.task_code import enter_code_directory
 from sweeps.search.dry_run import dry_run
 from sweeps.spec.automatic import refuse_another_choice
 from sweeps.spec.document import Document
 from sweeps.spec.own_values import resolve_search
-from sweeps.spec.provenance_check import Origin
 from sweeps.spec.revisions import is_unchanged, read_spec
 from sweeps.spec.spec import SweepSpec, parse_with_positions
 from sweeps.spec.trial_run import num_threads
@@ -46,9 +43,7 @@ from sweeps.store_access import (
 )
 from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 from sweeps.tracker import check_address, find_tracker
-from sweeps.view.observer import ProgressObserver, ShutdownNotices
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.remaining_time import DeliveryEstimate
 from sweeps.view.sweep_status import SweepStatus
 from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox
@@ -57,42 +52,6 @@ from trainable.config import SPLIT_SEED
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 from trainable.metrics_file import CurveDamaged
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedSweep:
-    """What is known of a sweep right before its trials start."""
-
-    spec: SweepSpec
-    resources: ResourcePlan
-    cluster: str | None
-    """Describes the Ray cluster; None on one machine."""
-    facts: TaskFacts
-    plan: SweepPlan | None
-    """What a new sweep will take; None for a resume."""
-    delivery: DeliveryEstimate | None
-    """How long the delivery takes after the training; None offline."""
-    before: Sequence[TrialRecord]
-    """The trials that earlier drivers have started."""
-    num_trials: int
-
-
-class RunDisplay(Protocol):
-    """Shows how a sweep starts and runs."""
-
-    notices: ShutdownNotices
-
-    def doing(self, activity: str) -> None:
-        """Something slow begins, in a few words."""
-
-    def warn(self, message: str) -> None:
-        """A warning that needs no action."""
-
-    def begin(self, prepared: PreparedSweep) -> AbstractContextManager[ProgressObserver]:
-        """The trials start; the observer receives their progress."""
-
-    def cluster_unanswered(self, file: TextIO, message: str) -> None:
-        """The cluster cannot be used: the process exits right after this call."""
 
 
 class AttemptFailed(Exception):
@@ -108,10 +67,7 @@ def start(
     file: Path,
     loaded: tuple[SweepSpec, Document],
     display: RunDisplay,
-    *,
-    grace: float,
-    address: str | None = None,
-    offline: bool = False,
+    options: RunOptions,
 ) -> SweepOutcome:
     """Run a new sweep until it ends or is interrupted."""
     spec, document = loaded
@@ -126,44 +82,23 @@ def start(
         check_below_root(paths, spec, display.warn)
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
-        address = find_address(address)
-        return attempt(
-            paths, spec, display, new=True, grace=grace, address=address, offline=offline
-        )
+        return attempt(paths, spec, display, options, new=True)
 
 
 def resume(
-    view: SweepStatus,
-    settings: Sequence[str],
-    display: RunDisplay,
-    *,
-    grace: float,
-    address: str | None = None,
-    accept_changes: bool = False,
-    extra: ExtraTraining = NO_EXTRA,
-    offline: bool = False,
+    view: SweepStatus, settings: Sequence[str], display: RunDisplay, options: RunOptions
 ) -> SweepOutcome:
     """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do."""
-    paths = view.paths
+    paths, extra = view.paths, options.extra
     spec, document = read_again(view, settings, display.warn)
     asked = extra.choose(view.with_spec(spec)) or extra.reopens
     done = not asked and view.concluded and is_unchanged(view.spec, spec)
-    if done and not has_lost_runs(view, display.warn, offline=offline):
+    if done and (options.offline or not has_lost_runs(view, display.warn)):
         return view.outcome()
     with document.attach_locations():
         display.doing("checking the search")
         dry_run(spec, WarmStart.from_data(view.ledger.warm_start()))
-        return attempt(
-            paths,
-            spec,
-            display,
-            new=False,
-            grace=grace,
-            address=find_address(address),
-            accept_changes=accept_changes,
-            extra=extra,
-            offline=offline,
-        )
+        return attempt(paths, spec, display, options, new=False)
 
 
 def read_again(
@@ -191,26 +126,18 @@ def read_again(
 
 
 def attempt(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    display: RunDisplay,
-    *,
-    new: bool,
-    grace: float,
-    address: str | None = None,
-    accept_changes: bool = False,
-    extra: ExtraTraining = NO_EXTRA,
-    offline: bool = False,
+    paths: SweepPaths, spec: SweepSpec, display: RunDisplay, options: RunOptions, *, new: bool
 ) -> SweepOutcome:
     """Check the stores, the machine and the task, and run the trials."""
     inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
+    address = find_address(options.address)
     try:
         with exit_on_signal(), ExitStack() as stack:
             display.doing("checking the stores")
             check_tracking(spec)
             check_webhook(spec)
-            if not offline:
+            if not options.offline:
                 reach_tracking(paths, spec)  # before any process starts
             if address is None:
                 check_limits()
@@ -220,19 +147,24 @@ def attempt(
             probe_store(paths, spec, new=new)
             if address is not None:
                 display.doing("connecting to the cluster")
-                machine = stack.enter_context(_connect(address, paths, spec, display))
+                machine = stack.enter_context(
+                    connected(
+                        address,
+                        paths.root,
+                        spec,
+                        tell=display.warn,
+                        tell_last=display.cluster_unanswered,
+                    )
+                )
                 display.doing("loading the task")
             nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-            workers = spec.searched_workers
-            resource_plan = plan(
-                spec.resources, spec.max_runs, spec.concurrency, nodes, workers=workers
-            )
+            resource_plan = _plan(spec, nodes)
             if address is None:
                 secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
             inspection = TaskInspector(spec, resource_plan, resumed=not new)
             try:  # while the child imports torch, so that errors appear early
-                if not offline:
+                if not options.offline:
                     _probe_tracking(paths, spec, new=new)
                     if new:
                         warn_of_other_sweeps(paths, spec, display.warn)
@@ -249,54 +181,20 @@ def attempt(
             if new:
                 spec, cautions = resolve_search(spec, facts.default_arguments)
                 facts = replace(facts, cautions=[*facts.cautions, *cautions])
-            resource_plan = plan(
-                spec.resources,
-                spec.max_runs,
-                spec.concurrency,
-                nodes,
-                facts.step_memory,
-                workers=workers,
-            )
-
+            resource_plan = _plan(spec, nodes, facts.step_memory)
             memory = machine.memory if isinstance(machine, Machine) else None
-            sweep_plan = make_plan(spec, resource_plan, facts, memory=memory)
-
-            def make_view(
-                before: Sequence[TrialRecord], total: int
-            ) -> AbstractContextManager[ProgressObserver]:
-                return display.begin(
-                    PreparedSweep(
-                        spec=spec,
-                        resources=resource_plan,
-                        cluster=machine.describe() if isinstance(machine, Cluster) else None,
-                        facts=facts,
-                        plan=_with_free_disk(sweep_plan, paths, spec) if new else None,
-                        delivery=None if offline else DeliveryEstimate.of(paths),
-                        before=before,
-                        num_trials=total,
-                    )
-                )
-
-            run_sweep(
-                paths,
-                spec,
-                resource_plan,
-                machine,
-                make_view,
+            splits = SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
+            prepared = PreparedSweep(
+                paths=paths,
+                spec=spec,
+                options=replace(options, extra=options.extra.for_task(splits=splits)),
                 new=new,
-                origin=Origin(facts.code, facts.data, facts.samples),
-                accept_changes=accept_changes,
-                extra=extra.for_task(
-                    splits=SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
-                ),
-                grace=grace,
-                offline=offline,
-                say=display.doing,
-                warn=display.warn,
-                notices=display.notices,
-                expected=sweep_plan.expected(),
-                tell=outcomes.append,
+                machine=machine,
+                resources=resource_plan,
+                facts=facts,
+                plan=make_plan(spec, resource_plan, facts, memory=memory),
             )
+            run_sweep(prepared, display, outcomes.append)
     except ExitRequested:
         if inspection is not None:
             inspection.terminate()
@@ -308,22 +206,16 @@ def attempt(
     return outcome
 
 
-def _with_free_disk(found: SweepPlan, paths: SweepPaths, spec: SweepSpec) -> SweepPlan:
-    free = None if spec.storage.checkpoints else shutil.disk_usage(paths.root).free
-    return replace(found, disk_free_bytes=free)
-
-
-def _connect(
-    address: str, paths: SweepPaths, spec: SweepSpec, display: RunDisplay
-) -> AbstractContextManager[Cluster]:
-    return connected(
-        address,
-        paths.root,
-        spec.trial_modules,
-        store=spec.storage.checkpoints,
-        hidden_env=withheld_variables(spec),
-        tell=display.warn,
-        tell_last=display.cluster_unanswered,
+def _plan(
+    spec: SweepSpec, nodes: Sequence[Machine], step: StepMemory | None = None
+) -> ResourcePlan:
+    return plan(
+        spec.resources,
+        spec.max_runs,
+        spec.concurrency,
+        nodes,
+        step,
+        workers=spec.searched_workers,
     )
 
 

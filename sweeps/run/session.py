@@ -25,8 +25,6 @@ from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.extra_training import (
-    NO_EXTRA,
-    ExtraTraining,
     PlannedExtra,
     SweepTrials,
     TrialSeries,
@@ -39,10 +37,10 @@ from sweeps.reconcile.repairs import apply, close_stores
 from sweeps.reconcile.retrying import complete_retries
 from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconcile.store_check import Missing, lost_runs
-from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.recording.notifications import Notifier, NotifyingRecorder
-from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
-from sweeps.spec.provenance_check import Origin, check_origin, workers_tag
+from sweeps.recording.notifications import LockedRecorder, Notifier, NotifyingRecorder
+from sweeps.recording.tags import SWEEP_RESUMED, curve_tags
+from sweeps.run.prepared import PreparedSweep
+from sweeps.spec.provenance_check import check_origin, workers_tag
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.revisions import (
     changes,
@@ -87,6 +85,8 @@ class SweepSession:
     """Raises an error instead of recording after the driver has lost the lock."""
     delivery: BackgroundDelivery
     """Delivers what `recorder` records to the tracking server."""
+    fence: Callable[[], None]
+    """Raises an error once the driver has lost the lock; called before each write."""
     lost_runs: str | None = None
     """A sentence about the runs that the tracking store has lost; None if it has lost none."""
     notifications: Notifications | None = None
@@ -212,49 +212,27 @@ class SweepSession:
 
 
 def open_sweep(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    origin: Origin,
-    *,
-    new: bool,
-    accept_changes: bool = False,
-    extra: ExtraTraining = NO_EXTRA,
-    max_workers: int | None = None,
-    offline: bool = False,
-    fence: Callable[[], None],
-    warn: Callable[[str], None] = lambda _: None,
+    prepared: PreparedSweep, fence: Callable[[], None], warn: Callable[[str], None]
 ) -> SweepSession:
     """Open a sweep, or create it."""
-    ledger = open_ledger(
-        paths,
-        spec,
-        origin,
-        new=new,
-        accepted=accept_changes,
-        extra=extra,
-        max_workers=max_workers,
-        warn=warn,
-    )
+    paths, spec, options = prepared.paths, prepared.spec, prepared.options
+    ledger = open_ledger(prepared, warn)
     complete_retries(paths, spec, ledger)
     revisions = read_revisions(paths.spec)
-    now = {**provenance(), **ledger.origin.tags(), **workers_tag(revisions)}
-    ledger.add_attempt(now)
+    ledger.add_attempt({**provenance(), **ledger.origin.tags(), **workers_tag(revisions)})
     ledger.store_run_from({**place_of(paths), "code": os.getcwd()})
-    root = paths.root
+    offline, root = options.offline, paths.root
     tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
-    lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
+    lost = None if prepared.new or offline else _find_lost_runs(paths, spec, ledger)
     set_target(paths.outbox, tracker)
     recorder, delivery = open_tracker(
         paths,
         spec,
-        ledger.sweep_id,
+        ledger,
         tags={
-            **attempt_tags(ledger.attempts),
             **curve_tags([one.tracking.every for one in revisions]),
-            **({} if new else SWEEP_RESUMED),
+            **({} if prepared.new else SWEEP_RESUMED),
         },
-        inherited=now,
-        experiment_tags=leaders_views(spec, ledger.sweep_id),
         environment=None if offline else untagged_env(),
     )
     notifications = _open_notifications(paths, spec, ledger, offline=offline)
@@ -269,9 +247,10 @@ def open_sweep(
         ledger,
         locked,
         delivery,
+        fence,
         lost,
         notifications,
-        only_extra=extra.only_extra,
+        only_extra=options.extra.only_extra,
     )
 
 
@@ -306,24 +285,15 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     return "; ".join(Missing.of(found).sentences(1 + len(trials), command))
 
 
-def open_ledger(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    origin: Origin,
-    *,
-    new: bool,
-    accepted: bool,
-    extra: ExtraTraining = NO_EXTRA,
-    max_workers: int | None = None,
-    warn: Callable[[str], None] = lambda _: None,
-) -> Ledger:
+def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
 
     The ledger is created before the spec file. The spec file is the commit point: a sweep exists
     once that file exists.
     """
+    paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     planned = PlannedExtra()
-    if new:
+    if prepared.new:
         LedgerFile(paths.ledger).remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(
@@ -339,17 +309,9 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(paths.ledger)
+        accepted = prepared.options.accept_changes
         check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
-        planned = plan_resume(
-            paths,
-            before,
-            spec,
-            origin,
-            ledger,
-            extra,
-            accepted=accepted,
-            max_workers=max_workers,
-        )
+        planned = plan_resume(prepared, before, ledger)
     if not planned.stores_origin:
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for.
@@ -362,29 +324,21 @@ def open_ledger(
     return ledger
 
 
-def plan_resume(
-    paths: SweepPaths,
-    before: SweepSpec,
-    spec: SweepSpec,
-    origin: Origin,
-    ledger: Ledger,
-    extra: ExtraTraining,
-    *,
-    accepted: bool,
-    max_workers: int | None,
-) -> PlannedExtra:
+def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> PlannedExtra:
     """Check that a sweep can resume with a spec, and return what it trains besides the search.
 
-    Arguments and errors are those of `session.open_ledger`. After accepted changes it removes what
-    trials have noted of their task as it was built, once all checks have passed.
+    After accepted changes it removes what trials have noted of their task as it was built, once
+    all checks have passed.
     """
+    paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
+    extra = prepared.options.extra
     trials = ledger.trials()
     sweep = SweepTrials(paths, spec, trials, ledger.seconds, read_series(ledger.series))
     chosen = extra.choose(sweep)
     again = chosen if extra.reopens else []
     # Without a trained trial there is nothing to compare with.
     others = [one for one in trials if not (extra.starts_over and one.number in chosen)]
-    accepted = accepted or not _has_trained(paths, before, others)
+    accepted = prepared.options.accept_changes or not _has_trained(paths, before, others)
     check_origin(ledger.origin, origin, before, spec, accepted=accepted)
     if not accepted:
         _check_reported_trials(paths, before, spec, trials)
@@ -398,8 +352,7 @@ def plan_resume(
     planned = extra.plan(sweep, chosen, (ledger.origin, origin))
     for index in range(planned.num_new):
         check_free(paths, len(trials) + index)
-    if max_workers is not None:
-        _check_workers(paths, spec, trials, planned, max_workers)
+    _check_workers(paths, spec, trials, planned, prepared.resources.max_workers)
     if accepted:  # trials then resume with the task as it is built now
         for trial in trials:
             (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Stop requests to a running sweep from another terminal or host: drain, exit, end one trial.
+"""Stop a running sweep from another terminal or host, or end one trial for good.
 
 A request is an empty file below the sweep's `control/` whose name begins with the driver's token.
 Only the driver with that token reads it; a later driver ignores it. The driver creates the
@@ -15,11 +15,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from sweeps.checkpoint_locations import check_kept, trial_files
+from sweeps.engine.process_cleanup import end_orphans
 from sweeps.formatting import format_number
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.paths import SweepPaths
-from sweeps.sweep_lock import LockOwner, is_held, read_holder
+from sweeps.reconcile.collect_state import trial_state
+from sweeps.reconcile.reconcile import MissingReport, unreported
+from sweeps.reconcile.repairs import close_stores
+from sweeps.run.sync import queue_interruptions
+from sweeps.search.pbt_exploit import without_unbegun
+from sweeps.sweep_lock import LockOwner, SweepLock, is_held, read_holder
 from sweeps.view.sweep_status import SweepStatus
+from tracking.outbox_status import read_outbox
 
 _DRAIN, _NOW, _STOP = "drain", "now", "stop-"
 _BEGIN_SECONDS = 5.0
@@ -192,3 +202,56 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+def stop(
+    view: SweepStatus,
+    *,
+    trial: int | None = None,
+    now: bool = False,
+    seconds: float = 120.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> StopResult:
+    """Stop a running sweep, whose trials save and can resume; or end one trial."""
+    paths = view.paths
+    if trial is None:
+        return stop_sweep(paths, now=now, seconds=seconds, say=say)
+    if now:
+        raise NotRunningError(
+            "--now and --trial exclude each other; a trial ends at its next step; "
+            "leave one of them out"
+        )
+    try:
+        return stop_trial(paths, trial, seconds=seconds, say=say)
+    except NoDriverError:
+        return end_trial(SweepStatus(paths), trial)
+
+
+def end_trial(view: SweepStatus, number: int) -> StopResult:
+    """End a trial that no worker trains: in the ledger first, then in the outbox.
+
+    Reports that its last worker stored and could not deliver are added to the ledger.
+    """
+    paths, spec = view.paths, view.spec
+    check_kept(paths, spec, spec)
+    lock = SweepLock(paths.lock)
+    lock.acquire()
+    try:
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        ledger = Ledger.open(paths.ledger)
+        record = ledger.trial(number)
+        state = trial_state(paths, spec, record, read_outbox(paths.outbox))
+        for repair in unreported(state):
+            if isinstance(repair, MissingReport):
+                ledger.report(number, **repair.report._asdict())
+        lineage = without_unbegun(record, paths).lineage
+        record = ledger.finish(number, "pruned", reason=BY_THE_USER, lineage=lineage)
+        queue_interruptions(paths, spec)
+        close_stores([trial_files(paths, spec, number)])
+    finally:
+        lock.release()
+    message = (
+        f"trial {number} is {record.state} and does not resume; {SweepStatus(paths).resume_hint()}"
+    )
+    return StopResult(paths.name, number, record.finished, record.state, message)

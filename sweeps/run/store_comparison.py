@@ -6,12 +6,22 @@ what the store lacks (`run.sync`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Callable, Mapping
 
 from sweeps.artifacts.trial_figures import figure_files
+from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
-from sweeps.reconcile.store_check import MissingData, SweepRun, check_all, check_runs
+from sweeps.reconcile.store_check import (
+    ExpectedRun,
+    ExpectedSweep,
+    MissingData,
+    check_all,
+    check_runs,
+    lost_runs,
+)
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
@@ -24,9 +34,12 @@ from sweeps.recording.tags import (
 from sweeps.spec.logged_params import flatten
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
+from sweeps.tracker import find_tracker
 from sweeps.view.outcome import find_failure
+from sweeps.view.sweep_status import SweepStatus
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.recorder import Status, stored_status
+from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import Tracker
 
 _INTERRUPTED: Status = "INTERRUPTED"
@@ -71,18 +84,17 @@ class StoreComparison:
         """Return everything that the store lacks of the delivered records."""
         params = dict(flatten(self._spec.model_dump(mode="json")))
         delivered = read_outbox(self._paths.outbox)
-        own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
-        return check_all(
-            self._paths,
-            self._spec,
-            self.records,
-            self.store,
-            self.sweep_id,
-            own,
-            densities=self.densities,
+        expected = ExpectedSweep(
+            paths=self._paths,
+            spec=self._spec,
+            records=self.records,
+            own_run=ExpectedRun(params, self._sweep_tags(), self._sweep_files()),
+            own_status=self._status(delivered),
+            every=math.lcm(*self.densities),
             more_tags=self._front_tags(),
             drawn=lambda number: figure_files(self._paths, number),
         )
+        return check_all(expected, self.store, self.sweep_id)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
         """Return the status of the sweep's own run; None: a killed driver did not send it."""
@@ -117,3 +129,36 @@ class StoreComparison:
             files["best"] = {"config.yaml"}
             files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
         return {folder: frozenset(names) for folder, names in files.items()}
+
+
+def has_lost_runs(view: SweepStatus, warn: Callable[[str], None]) -> bool:
+    """Whether the store has lost runs of a finished sweep, which a resume then sends again.
+
+    Warns if the store does not answer.
+    """
+    find_tracker(view.paths, view.spec).probe(known=True)
+    try:
+        found = lost_runs(
+            view.paths,
+            view.spec,
+            view.ledger.records(),
+            view.ledger.sweep_id,
+            untagged_env(),
+        )
+    except StoreUnreadable as error:
+        warn(str(error))
+        return False
+    return bool(found)
+
+
+def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, warn: Callable[[str], None]) -> None:
+    """Warn that the experiment of a new sweep has runs of other sweeps."""
+    tracker = find_tracker(paths, spec)
+    with contextlib.suppress(StoreUnreadable):  # the sweep can run without this warning
+        if others := tracker.other_sweeps(spec.name):
+            ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
+            warn(
+                f"the tracking store has runs of earlier sweeps named '{spec.name}'; the tag "
+                f"gradsweep.sweep_id tells sweeps apart: {ids}; {paths.command('ui')} shows only "
+                "the runs of this sweep"
+            )

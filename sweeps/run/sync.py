@@ -37,7 +37,6 @@ from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     attempt_tags,
     curve_tags,
-    leaders_views,
 )
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
@@ -295,15 +294,7 @@ def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> OpenTracker:
     """Return a recorder that writes to the outbox and contacts no server."""
-    tags = attempt_tags(ledger.attempts)
+    tags = {}
     if announce:
-        tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
-    return open_tracker(
-        paths,
-        spec,
-        ledger.sweep_id,
-        tags=tags,
-        inherited=ledger.attempts[-1] if ledger.attempts else {},
-        experiment_tags=leaders_views(spec, ledger.sweep_id),
-        announce=announce,
-    )
+        tags = curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
+    return open_tracker(paths, spec, ledger, tags=tags, announce=announce)

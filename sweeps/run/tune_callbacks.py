@@ -15,13 +15,13 @@ ledger. So a callback writes them before it returns. What must not live here: wr
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
@@ -32,12 +32,11 @@ from sweeps.engine.ray_compat.tune_internals import (
     release_trial,
     worker_error,
 )
-from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
+from sweeps.engine.worker_end import WorkerEnd, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
-from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.stop_reasons import BY_THE_USER
-from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile.failure_policy import (
     INFRASTRUCTURE_FAILURES,
     MAX_LOST_STARTS,
@@ -50,14 +49,20 @@ from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
 from sweeps.recording.trial_config import keep_earlier
 from sweeps.run import stop_requests
 from sweeps.run.event_writer import Entry, EventWriter, WorkerReport, WriteQueue
-from sweeps.run.progress import Hang, ProgressWatch
-from sweeps.run.start_watch import NoWorkerStarts, StartWatch
-from sweeps.run.trial_clock import TrialClock
+from sweeps.run.session import SweepSession
+from sweeps.run.worker_watch import (
+    Hang,
+    NoWorkerStarts,
+    ProgressWatch,
+    StartWatch,
+    TrialClock,
+    WorkerRules,
+)
 from sweeps.spec.logged_params import run_start
-from sweeps.spec.spec import SweepSpec, trial_yaml
+from sweeps.spec.spec import trial_yaml
 from sweeps.spec.trial_run import TrialSeed
+from sweeps.stopping.schedulers import StopperScheduler
 from sweeps.view.observer import ProgressObserver
-from tracking.recorder import Recorder
 from trainable.checkpoint import Generation
 from trainable.storage.durable import make_directory
 from trainable.storage.regular_files import replace_regular
@@ -98,58 +103,56 @@ class TrialMemoryReleaser(Callback):
         release_trial(trial)
 
 
+@dataclass
+class _TrialState:
+    """What the driver knows of a trial that has not ended, beyond the ledger."""
+
+    phase: Literal["live", "paused"] | None = None
+    """Whether it runs or waits at a rung; None: neither yet, or it was interrupted."""
+    is_training: bool = False
+    """Whether its worker has received the order to train."""
+    marks: dict[str, Any] = field(default_factory=lambda: dict(_AT_FIRST))
+    """What the ledger has of it; see `WorkerReport.trial_marks`."""
+    final_report: WorkerReport | None = None
+    """Held back until it is written in one transaction with the end."""
+    stop_reason: str | None = None
+    """Why it is to stop."""
+    deadline: float | None = None
+    """When its worker is killed, if the user stops it."""
+    lost_starts: int = 0
+    hangs: int = 0
+    is_killed: bool = False
+    """Whether this driver killed its worker: after `hang`, or for the user without one."""
+    hang: Hang | None = None
+    exhausted: Failure | None = None
+    """The failure with which it ends, once it has no retries left."""
+
+
 class TuneEventHandler(Callback):
     """Queues a record of each event of a trial, and retries or ends trials of lost workers."""
 
     def __init__(
         self,
-        spec: SweepSpec,
-        paths: SweepPaths,
-        ledger: Ledger,
-        recorder: Recorder,
+        sweep: SweepSession,
         observer: ProgressObserver,
+        scheduler: StopperScheduler,
+        workers: WorkerRules,
         *,
-        fence: Callable[[], None],
         on_step: Callable[[], None],
-        stop_reason: Callable[[int], str | None] = lambda _: None,
-        would_stop: Callable[[int], tuple[int, str] | None] = lambda _: None,
-        node_died: Callable[[Exception | None], bool] = lambda _: False,
-        end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
-        start_limit: float = math.inf,
-        grace: float = math.inf,
     ) -> None:
-        self._observer = observer
-        self._progress = ProgressWatch(paths, spec.failures.step_timeout)
-        self._starts = StartWatch(start_limit)
-        self._grace = grace
-        self._spec = spec
-        self._paths = paths
-        self._fence = fence
+        self._spec, self._paths, self._fence = sweep.spec, sweep.paths, sweep.fence
+        self._observer, self._scheduler, self._workers = observer, scheduler, workers
         self._on_step = on_step
-        self._stop_reason, self._would_stop = stop_reason, would_stop
-        self._node_died = node_died
-        self._end_of_worker = end_of_worker
+        failures = sweep.spec.failures
+        self._progress = ProgressWatch(sweep.paths, failures.step_timeout)
+        self._starts = StartWatch(workers.start_seconds)
         self._clock = TrialClock()
-        self._event_writer = EventWriter(
-            spec, paths, ledger, recorder, observer, fence=fence, seconds_of=self._clock.seconds
-        )
+        self._event_writer = EventWriter(sweep, observer, self._clock.seconds)
         self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
-        self._num_existing = len(ledger.frozen_trials())
-        self._live: set[int] = set()
-        self._paused: set[int] = set()
-        # Final reports, each held back until it is written in one transaction with the end.
-        self._final_reports: dict[int, WorkerReport] = {}
-        self._marks: dict[int, dict[str, Any]] = {}  # in the ledger; see `WorkerReport`
-        self._stop_requested: dict[int, str] = {}  # the reason of each requested stop
-        self._training: set[int] = set()  # trials whose worker has received the order to train
-        self._lost_starts: Counter[int] = Counter()
-        self._crash_counter = CrashCounter(spec.failures.max_retries)
-        self._retries_exhausted: dict[int, Failure] = {}
-        self._hangs: Counter[int] = Counter()
-        # The hang of each trial whose worker this driver killed; None: the user stopped the trial.
-        self._killed: dict[int, Hang | None] = {}
-        self._deadlines: dict[int, float] = {}  # of trials that the user stops
-        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit, spec.space)
+        self._num_existing = len(sweep.ledger.frozen_trials())
+        self._trials: defaultdict[int, _TrialState] = defaultdict(_TrialState)
+        self._crash_counter = CrashCounter(failures.max_retries)
+        self._failures = RepeatedFailureDetector(failures.same_failure_limit, sweep.spec.space)
         self.num_finished = 0
         """How many trials have ended. Some ends may be queued until `flush`."""
 
@@ -160,8 +163,8 @@ class TuneEventHandler(Callback):
 
     def flush(self) -> None:
         """Wait until every queued event is written."""
-        for number in list(self._final_reports):
-            self._flush_last_report(number)
+        for trial in self._trials.values():
+            self._flush_last_report(trial)
         self._queue.flush()
 
     def close(self) -> None:
@@ -172,9 +175,10 @@ class TuneEventHandler(Callback):
         """End a trial for good: at its next step, or immediately if no worker trains it."""
         self._fence()
         if live:
-            self._stop_requested[number] = reason
+            trial = self._trials[number]
+            trial.stop_reason = reason
             if reason == BY_THE_USER:
-                self._deadlines[number] = time.monotonic() + self._grace
+                trial.deadline = time.monotonic() + self._workers.grace
             stop_requests.request_stop(self._paths, [number])
             return
         self._end(number, partial(self._event_writer.stopped_waiting, number, reason))
@@ -203,7 +207,8 @@ class TuneEventHandler(Callback):
         self._queue.check()
         self._on_step()
         self._kill_unresponsive_workers()
-        if late := self._starts.look([] if self._training else trials):
+        any_trains = any(one.is_training for one in self._trials.values())
+        if late := self._starts.look([] if any_trains else trials):
             self._failures.stopped(*late)
             raise NoWorkerStarts
 
@@ -218,8 +223,8 @@ class TuneEventHandler(Callback):
         del iteration, trials, info
         self._fence()
         number, params = trial.config["number"], trial.config["params"]
-        self._training.add(number)
-        self._lost_starts.pop(number, None)
+        state = self._trials[number]
+        state.is_training, state.lost_starts = True, 0
         directory = self._paths.trial(number)
         make_directory(directory)
         config = self._spec.trial_config(TrialSeed(*trial.config["seed"]), params)
@@ -230,20 +235,18 @@ class TuneEventHandler(Callback):
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         start = run_start(config, params)
-        if number in self._paused:
-            self._paused.discard(number)
-            self._live.add(number)
+        if state.phase == "paused":
+            state.phase = "live"
             self._clock.start(number)
             self._queue.put(partial(self._event_writer.promoted, number, start))
             if self._spec.early_stopping.rule.is_population:  # the parameters may have changed
                 self.flush()
             return
-        is_first = number >= self._num_existing and number not in self._live
+        is_first = number >= self._num_existing and state.phase is None
         newest = None if is_first else self._newest_generation(number)
         self._crash_counter.started(number, newest.number if newest else 0)
-        self._live.add(number)
+        state.phase = "live"
         if is_first:
-            self._marks[number] = dict(_AT_FIRST)
             self._clock.start(number)
             tags = origin_tags(trial.config.get("role", "search"), trial.config.get("origin"))
             self._event_writer.open_run(number, start, tags)
@@ -252,7 +255,7 @@ class TuneEventHandler(Callback):
         step = newest.step if newest else 0
         self._queue.put(partial(self._event_writer.record_restart, number, params, start, step))
         self.flush()
-        self._marks[number] = self._event_writer.trial_marks(number)
+        state.marks = self._event_writer.trial_marks(number)
         self._clock.start(number, before=self._event_writer.seconds(number))
 
     def on_trial_result(
@@ -271,7 +274,8 @@ class TuneEventHandler(Callback):
         )
         for key in _DROPPED_RESULT_KEYS:
             result.pop(key, None)
-        known = self._marks.setdefault(number, dict(_AT_FIRST))
+        state = self._trials[number]
+        known = state.marks
         changed = {key: now for key, now in report.trial_marks.items() if now != known[key]}
         report.notes.update(changed)  # also what holds no longer
         known.update(changed)
@@ -280,7 +284,7 @@ class TuneEventHandler(Callback):
         self._event_writer.record_worker_info(report)
         # The trial's end comes next, and the checkpoint is saved: see `EventWriter.finished`.
         if result.get("ending") == "finished" and report.result.get("saved"):
-            self._final_reports[number] = report
+            state.final_report = report
         else:
             self._queue.put(report)
         if report.notes:
@@ -288,7 +292,7 @@ class TuneEventHandler(Callback):
 
     def _note_exemption(self, report: WorkerReport) -> None:
         """Note where an exempt trial would have been stopped, with the report that shows it."""
-        found = self._would_stop(report.number)
+        found = self._scheduler.would_stop.get(report.number)
         if found is not None and found[0] == report.result.get("epoch"):
             report.notes[WOULD_STOP] = list(found)
 
@@ -298,29 +302,30 @@ class TuneEventHandler(Callback):
         """Record the end that the last result names; without one, the trial was pruned."""
         del iteration, trials, info
         number, last, writer = trial.config["number"], trial.last_result, self._event_writer
+        state = self._trials[number]
         match last.get("ending"):
             case "finished":
-                self._end(
-                    number, partial(writer.finished, number, self._final_reports.pop(number, None))
-                )
+                final, state.final_report = state.final_report, None
+                self._end(number, partial(writer.finished, number, final))
                 self._failures.passed()
-            case "paused" if number not in self._stop_requested:
+            case "paused" if state.stop_reason is None:
                 self._worker_left(number)
-                self._live.discard(number)
-                self._paused.add(number)
+                state.phase = "paused"
                 self._queue.put(partial(writer.paused, number))
                 self._failures.passed()
             case "failed":
                 self._failed(number, Failure(**last["failure"]))
             # A trial that drains may end before it reads the stop request of the user.
-            case "interrupted" if number not in self._stop_requested:
+            case "interrupted" if state.stop_reason is None:
                 self._interrupt(number)
-            case "stopped" if number in self._retries_exhausted:
-                self._fail(number, self._retries_exhausted[number])
+            case "stopped" if state.exhausted is not None:
+                self._fail(number, state.exhausted)
             case "stopped" | "paused" | "interrupted":
-                self._end(number, partial(writer.stopped, number, self._stop_requested[number]))
+                assert state.stop_reason is not None, f"trial {number} was not asked to stop"
+                self._end(number, partial(writer.stopped, number, state.stop_reason))
             case _:
-                self._end(number, partial(writer.pruned, number, self._stop_reason(number)))
+                reason = self._scheduler.stop_reasons.get(number)
+                self._end(number, partial(writer.pruned, number, reason))
                 self._failures.passed()
 
     def on_trial_recover(
@@ -334,29 +339,27 @@ class TuneEventHandler(Callback):
         """
         del iteration, trials, info
         self._fence()
-        self._flush_last_report(trial.config["number"])  # the trial does not end now
-        if trial.config["number"] in self._killed:
-            self._worker_left(trial.config["number"])
-            self._restart_after_kill(trial)
-            return
         number = trial.config["number"]
-        if self._node_died(worker_error(trial)):
+        state = self._trials[number]
+        self._flush_last_report(state)  # the trial does not end now
+        if state.is_killed:
+            self._worker_left(number)
+            self._restart_after_kill(number, state)
+            return
+        if self._workers.node_died(worker_error(trial)):
             self._worker_left(number)
             self._note_loss(number, end_with_node(worker_error(trial)))
             return
-        if number not in self._training:
-            self._lost_starts[number] += 1
-            if (
-                self._lost_starts[number] == MAX_LOST_STARTS
-                and number not in self._retries_exhausted
-            ):
+        if not state.is_training:
+            state.lost_starts += 1
+            if state.lost_starts == MAX_LOST_STARTS and state.exhausted is None:
                 end_at_next_loss(trial)  # workers fail to start: the next loss ends the sweep
             return
         self._worker_left(number)
         end = self._note_worker_end(trial)
         newest = self._newest_generation(number)
         if not self._crash_counter.lost(number, newest.number if newest else 0):
-            self._retries_exhausted[number] = self._describe_loss(trial, end)
+            state.exhausted = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
             end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
         else:
@@ -368,35 +371,44 @@ class TuneEventHandler(Callback):
     def _kill_unresponsive_workers(self) -> None:
         """Kill workers that make no progress, or that ignore the user's stop request too long."""
         now = time.monotonic()
-        for hang in self._progress.look(self._live - self._killed.keys()):
+        watched = {
+            number: one
+            for number, one in self._trials.items()
+            if one.phase == "live" and not one.is_killed
+        }
+        for hang in self._progress.look(watched):
             self._fence()
             if self._progress.end(hang.number):
-                self._killed[hang.number] = hang
+                killed = watched.pop(hang.number)
+                killed.is_killed, killed.hang = True, hang
                 self._observer.warned(hang.number, hang.reason)
-        for number in [one for one, deadline in self._deadlines.items() if deadline < now]:
-            del self._deadlines[number]
-            if number in self._live - self._killed.keys():
+        for number, one in self._trials.items():
+            if one.deadline is None or one.deadline >= now:
+                continue
+            one.deadline = None
+            if number in watched:
                 self._fence()
                 if self._progress.end(number):
-                    self._killed[number] = None
+                    one.is_killed = True
                     self._observer.warned(
                         number,
-                        f"reached no step within {self._grace:g} s after the stop request; the "
-                        "driver killed its worker; the stacks of its threads are in trial.log",
+                        f"reached no step within {self._workers.grace:g} s after the stop "
+                        "request; the driver killed its worker; the stacks of its threads are in "
+                        "trial.log",
                     )
 
-    def _restart_after_kill(self, trial: Trial) -> None:
+    def _restart_after_kill(self, number: int, state: _TrialState) -> None:
         """Count a hang after this driver killed the worker; the trial restarts.
 
         The next worker resumes training, or ends the trial because it finds a stop file.
         """
-        number = trial.config["number"]
-        hang = self._killed.pop(number)
+        hang = state.hang
+        state.is_killed, state.hang = False, None
         if hang is None:
             return  # the user's stop file exists
-        self._hangs[number] += 1
-        if self._hangs[number] > self._spec.failures.max_retries:
-            self._retries_exhausted[number] = Failure("hang", hang.reason, "")
+        state.hangs += 1
+        if state.hangs > self._spec.failures.max_retries:
+            state.exhausted = Failure("hang", hang.reason, "")
             stop_requests.request_stop(self._paths, [number])
 
     def on_trial_error(
@@ -409,28 +421,26 @@ class TuneEventHandler(Callback):
         del iteration, trials, info
         self._fence()
         number = trial.config["number"]
-        if number in self._training or number in self._retries_exhausted:
+        state = self._trials[number]
+        if state.is_training or state.exhausted is not None:
             end = self._note_worker_end(trial)
-            self._fail(
-                number, self._retries_exhausted.get(number) or self._describe_loss(trial, end)
-            )
+            self._fail(number, state.exhausted or self._describe_loss(trial, end))
             return
         self._failures.stopped(number, self._describe_lost_starts(trial))
-        if number in self._live | self._paused:
+        if state.phase is not None:
             self._interrupt(number)
 
     def interrupt_live(self) -> None:
         """Record every trial that has not ended as interrupted."""
-        for number in sorted(self._live | self._paused):
+        for number in sorted(n for n, one in self._trials.items() if one.phase is not None):
             self._interrupt(number)
         self.flush()
 
     def _interrupt(self, number: int) -> None:
         tags = {"stopped_by": "failures"} if self.abort_reason else STOPPED_BY_INTERRUPT
         self._worker_left(number)
-        self._live.discard(number)
-        self._paused.discard(number)
-        self._flush_last_report(number)
+        self._trials[number].phase = None
+        self._flush_last_report(self._trials[number])
         self._queue.put(partial(self._event_writer.record_interruption, number, tags))
 
     def _failed(self, number: int, failure: Failure) -> None:
@@ -450,26 +460,23 @@ class TuneEventHandler(Callback):
         self._failures.failed(number, failure)
 
     def _worker_left(self, number: int) -> None:
-        self._training.discard(number)
+        self._trials[number].is_training = False
         self._clock.stop(number)
 
     def _end(self, number: int, write: Callable[[], None]) -> None:
-        self._marks.pop(number, None)
         self._worker_left(number)
-        self._deadlines.pop(number, None)
-        self._live.discard(number)
-        self._paused.discard(number)
-        self._flush_last_report(number)
+        self._flush_last_report(self._trials.pop(number))
         self._queue.put(write)
         self.num_finished += 1
 
-    def _flush_last_report(self, number: int) -> None:
-        if (last := self._final_reports.pop(number, None)) is not None:
+    def _flush_last_report(self, trial: _TrialState) -> None:
+        last, trial.final_report = trial.final_report, None
+        if last is not None:
             self._queue.put(last)
 
     def _note_worker_end(self, trial: Trial) -> WorkerEnd:
         """Append to a trial's log how its process ended."""
-        end = self._end_of_worker(worker_error(trial))
+        end = self._workers.end_of_worker(worker_error(trial))
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
@@ -486,8 +493,8 @@ class TuneEventHandler(Callback):
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 
     def _describe_lost_starts(self, trial: Trial) -> Failure:
-        times = self._lost_starts[trial.config["number"]] + 1
-        end = self._end_of_worker(worker_error(trial))
+        times = self._trials[trial.config["number"]].lost_starts + 1
+        end = self._workers.end_of_worker(worker_error(trial))
         how = f"; the last one ended {end.how}" if end.how else ""
         reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())

@@ -6,7 +6,6 @@ or ends (`tune_callbacks`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,12 +27,11 @@ from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests
 from sweeps.run.session import SweepSession
-from sweeps.run.start_watch import NoWorkerStarts
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
+from sweeps.run.worker_watch import NoWorkerStarts, WorkerRules
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.trial_run import num_threads
-from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ProgressObserver
 from trainable.errors import StorageError
 from trainable.metrics_file import CurveDamaged
@@ -49,13 +47,10 @@ class TrialLoop:
         observer: ProgressObserver,
         interruption: Interruption,
         requests: StopRequests,
-        lock: SweepLock,
-        *,
-        node_died: Callable[[Exception | None], bool] = lambda _: False,
-        start_limit: float = math.inf,
+        workers: WorkerRules,
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
-        self._interruption, self._requests, self._lock = interruption, requests, lock
+        self._interruption, self._requests, self._fence = interruption, requests, sweep.fence
         sweep.ledger.trial_resources = lambda params: plan.devices_of(
             sweep.spec.workers_of(params)
         )
@@ -67,24 +62,13 @@ class TrialLoop:
             lambda number: trial_store(sweep.paths, sweep.spec, number).saved_epoch(),
         )
         self._events = TuneEventHandler(
-            sweep.spec,
-            sweep.paths,
-            sweep.ledger,
-            sweep.recorder,
-            observer,
-            fence=lock.check,
-            on_step=self._before_each_step,
-            stop_reason=self._scheduler.stop_reasons.get,
-            would_stop=self._scheduler.would_stop.get,
-            node_died=node_died,
-            start_limit=start_limit,
-            grace=interruption.grace,
+            sweep, observer, self._scheduler, workers, on_step=self._before_each_step
         )
         self._searcher = LedgerSearcher(
             sweep.ledger,
             sweep.spec,
             sweep.paths,
-            fence=lock.check,
+            fence=sweep.fence,
             refuse=self._events.refuse,
             flush=self._events.flush,
             concurrency=plan.max_concurrency,
@@ -95,7 +79,7 @@ class TrialLoop:
                 sweep.ledger,
                 ends=lambda: self._events.num_finished,
                 flush=self._events.flush,
-                fence=lock.check,
+                fence=sweep.fence,
             ),
         )
         self._only_extra = self._searcher.paused = sweep.only_extra
@@ -104,7 +88,7 @@ class TrialLoop:
             sweep.ledger,
             ends=lambda: self._events.num_finished,
             flush=self._events.flush,
-            fence=lock.check,
+            fence=sweep.fence,
         )
 
     def run(self) -> RepeatedFailure | None:
@@ -126,7 +110,7 @@ class TrialLoop:
         """Run trials in Ray Tune until the searcher has no more, then record unfinished trials."""
         with patch_tune():
             self._tuner().fit()
-        self._lock.check()
+        self._fence()
         self._events.flush()
         for number, reason in self._searcher.never_promoted().items():
             self._events.stop(number, reason, live=False)
@@ -163,7 +147,7 @@ class TrialLoop:
 
     def _before_each_step(self) -> None:
         """Act on signals, stop requests and stop criteria before Tune's next step."""
-        self._lock.check()
+        self._fence()
         if self._events.abort_reason and not self._searcher.stopping:
             stop_requests.request_stop(self._paths)
         self._searcher.stopping = (

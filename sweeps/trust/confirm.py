@@ -38,7 +38,7 @@ from trainable.metrics_file import Row
 
 if TYPE_CHECKING:  # slow to import; who reads a sweep needs none of it
     from sweeps.ledger.ledger import Ledger
-    from sweeps.run.launch import RunDisplay
+    from sweeps.run.prepared import RunDisplay, RunOptions
     from sweeps.statistics.race import Contender, Interval, Race
     from sweeps.view.outcome import SweepOutcome
 
@@ -67,22 +67,17 @@ _TIMING_NOISE = 1.0
 def confirm(
     view: SweepStatus,
     display: RunDisplay,
-    options: ConfirmLeaders,
-    *,
-    grace: float,
-    address: str | None = None,
-    accept_changes: bool = False,
-    offline: bool = False,
+    leaders: ConfirmLeaders,
+    options: RunOptions,
 ) -> SweepOutcome | None:
     """Confirm the leaders of a sweep; an interrupted confirmation resumes."""
-    from sweeps.engine.cluster_address import find_address  # slow: only who runs trials needs it
-    from sweeps.run.launch import attempt, read_again
+    from sweeps.run.launch import attempt, read_again  # slow: only who runs trials needs it
 
-    options.check_numbers()
+    leaders.check_numbers()
     spec, document = read_again(view, say=display.warn)
     before = stored_request(view.series)
     # Whether the task takes the seed of its split is known once it is loaded.
-    known = replace(options, split=before is not None and before.split)
+    known = replace(leaders, split=before is not None and before.split)
     request = known.request(view.with_spec(spec))
     if before is not None:
         found = before.follow(view.records)
@@ -90,17 +85,8 @@ def confirm(
         if same and found.is_decided and not found.failed:
             return None
     with document.attach_locations():
-        return attempt(
-            view.paths,
-            spec,
-            display,
-            new=False,
-            grace=grace,
-            address=find_address(address),
-            accept_changes=accept_changes,
-            extra=options,
-            offline=offline,
-        )
+        options = replace(options, extra=leaders)
+        return attempt(view.paths, spec, display, options, new=False)
 
 
 @dataclass(frozen=True, kw_only=True)

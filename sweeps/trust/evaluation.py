@@ -22,9 +22,8 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.run.code_directory import enter_code_directory
 from sweeps.run.sync import queue_interruptions
-from sweeps.run.trial_process import as_a_trial
+from sweeps.run.task_code import as_a_trial, enter_code_directory
 from sweeps.spec.trial_run import num_threads, with_accumulation
 from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock

@@ -27,8 +27,7 @@ from sweeps.errors import UserError
 from sweeps.formatting import quoted
 from sweeps.ledger.trials import TrialSummary
 from sweeps.path_checks import make_private
-from sweeps.run.code_directory import enter_code_directory
-from sweeps.run.trial_process import as_a_trial
+from sweeps.run.task_code import as_a_trial, enter_code_directory
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads
 from sweeps.trust.reproduced import (

@@ -39,14 +39,15 @@ from sweeps.run.driver import make_signal_handler
 from sweeps.run.session import open_sweep
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_loop import TrialLoop
+from sweeps.run.worker_watch import WorkerRules
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.spec.provenance_check import Origin
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import TIME, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import ShutdownNotices
 from sweeps.view.sweep_progress import SweepProgress
 from tests.bench.quality_problems import METRIC
+from tests.unit.sweeps.sweep_factory import prepared
 from trainable.ray_adapter import OBJECTIVE
 
 _T = TypeVar("_T")
@@ -83,11 +84,18 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
         with make_signal_handler(
             paths, lock, token, requests, grace=30.0, notices=ShutdownNotices()
         ) as interruption:
-            sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
+            sweep = open_sweep(prepared(paths, spec, new=True, offline=True), lock.check, print)
             try:
                 sweep.reconcile(print)
                 with PlainLines(Console(quiet=True), SweepProgress(spec)) as view:
-                    TrialLoop(sweep, ways, view, interruption, requests, lock).run()
+                    TrialLoop(
+                        sweep,
+                        ways,
+                        view,
+                        interruption,
+                        requests,
+                        WorkerRules(grace=interruption.grace),
+                    ).run()
                 if interruption.requested:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()

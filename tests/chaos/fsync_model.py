@@ -130,15 +130,15 @@ def creation(directory: Path, acknowledge: Acknowledge) -> None:
     """Create a sweep: take its lock, make its ledger, commit by its spec."""
     from sweeps.paths import SweepPaths
     from sweeps.run.session import open_ledger
-    from sweeps.spec.provenance_check import Origin
     from sweeps.spec.spec import parse_spec
     from sweeps.sweep_lock import SweepLock
+    from tests.unit.sweeps.sweep_factory import prepared
 
     paths = SweepPaths(directory, "small")
     lock = SweepLock(paths.lock)
     lock.acquire()
     new = not paths.exists()
-    open_ledger(paths, parse_spec(SPEC, "small.yaml"), Origin(), new=new, accepted=False)
+    open_ledger(prepared(paths, parse_spec(SPEC, "small.yaml"), new=new), print)
     acknowledge("created" if new else "opened")
     lock.release()
 

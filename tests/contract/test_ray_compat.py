@@ -358,7 +358,7 @@ class TestNode:
             (node,) = ray.nodes()
             assert node["NodeManagerAddress"] == "127.0.0.1"
             fields = {"NodeID", "Alive", "Resources", "NodeManagerPort", "NodeManagerHostname"}
-            assert fields <= node.keys(), "sweeps/engine/node_checks.py reads these, too"
+            assert fields <= node.keys(), "sweeps/engine/cluster.py reads these, too"
 
     def test_a_request_reaches_the_head(self) -> None:
         import ray

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_progress import SweepProgress
 from tests.integration.commandline import wait_until
 from tests.message_parts import assert_parts
+from tests.unit.sweeps.sweep_factory import RunsNoTrial, prepared
 
 SPEC = """
 name: packed
@@ -49,15 +51,12 @@ def test_four_half_gpu_trials_run_on_two_gpus(spec: SweepSpec, tmp_path: Path) -
     paths = SweepPaths(tmp_path, spec.name)
     log = Console(file=io.StringIO())
     ended: list[SweepOutcome] = []
-    run_sweep(
-        paths,
-        spec,
-        ways,
-        TWO_GPUS,
-        lambda before, *_: PlainLines(log, SweepProgress(spec, before)),
-        new=True,
-        tell=ended.append,
+    ready = replace(prepared(paths, spec, new=True), resources=ways, machine=TWO_GPUS)
+    display = RunsNoTrial()
+    display.begin = lambda _, before, __: PlainLines(  # type: ignore[assignment]
+        log, SweepProgress(spec, before)
     )
+    run_sweep(ready, display, ended.append)
     # Each trial waited for the three others: had fewer run together, all would have failed.
     assert ended[0].exit_code == 0, log.file.getvalue()  # type: ignore[attr-defined]
     assert [t.state for t in Ledger.open(paths.ledger).trials()] == ["complete"] * 4

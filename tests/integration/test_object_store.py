@@ -26,12 +26,11 @@ from sweeps.artifacts import export
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import messages
 from sweeps.cli.app import app
-from sweeps.engine.node_checks import _make_check, fault_of
+from sweeps.engine.cluster import _make_check, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.repairs import close_store
 from sweeps.run.doctor import check_object_stores
 from sweeps.run.finalize import finalize_attempt
-from sweeps.run.session import SweepSession
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import TINY
@@ -403,7 +402,7 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
 
     def ended():
         recorder = _Delivered()
-        sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
+        sweep = made.session(recorder)
         made.ledger.add_attempt({})
         return finalize_attempt(sweep, uninterrupted, None), recorder.runs[None]
 

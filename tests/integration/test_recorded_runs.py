@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.tags import thin_rows
 from tests.integration.commandline import CommandLine
 from trainable.metrics_file import Row, read_rows
 from trainable.precision import device_name, find_device

@@ -26,13 +26,12 @@ from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
-from sweeps.spec.provenance_check import Origin
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec
 from tests.integration.serial_search import end, loss, search, spec_of
 from tests.specs import with_overrides
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 
 SPACE = (
     "{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}, train.clip.max_norm: {uniform: [0.1, 10]}}"
@@ -80,7 +79,7 @@ def _warm(*overrides: str, sampler: str = "tpe", names: str = "old") -> SweepSpe
 def _create(root: Path, spec: SweepSpec) -> Ledger:
     paths = SweepPaths(root, spec.name)
     paths.directory.mkdir(exist_ok=True)
-    return open_ledger(paths, spec, Origin(), new=not paths.exists(), accepted=False)
+    return open_ledger(prepared(paths, spec, new=not paths.exists(), accept_changes=False), print)
 
 
 def test_taken_and_skipped_trials_are_listed(tmp_path: Path) -> None:

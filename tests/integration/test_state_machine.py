@@ -44,10 +44,12 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply
 from sweeps.recording.tags import run_status
+from sweeps.run.session import SweepSession
 from sweeps.run.tune_callbacks import TuneEventHandler
+from sweeps.run.worker_watch import WorkerRules
 from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.schedulers import make_verdict_fn
+from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.outbox import Outbox
@@ -291,9 +293,12 @@ class Driver:
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None
         )
         self._book = TuneEventHandler(
-            spec, paths, self.ledger, self.recorder, view,
-            fence=lambda: None, on_step=lambda: None,
-        )  # fmt: skip
+            SweepSession(paths, spec, self.ledger, self.recorder, self.recorder, lambda: None),
+            view,
+            make_scheduler(spec),
+            WorkerRules(),
+            on_step=lambda: None,
+        )
         self._book._queue = Lagging(self._book._event_writer.write)  # type: ignore[assignment]
 
     def write(self) -> None:

@@ -20,8 +20,7 @@ from sweeps.run import ui
 from sweeps.run.doctor import check_stores
 from sweeps.run.session import open_sweep
 from sweeps.run.sync import deliver
-from sweeps.spec.provenance_check import Origin
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox
 from tracking.probe import TrackingUnusable
@@ -266,9 +265,8 @@ def test_resume_resends_lost_runs(root: Path, name: str) -> None:
     RUNS_LOST[name](root)
     view = _view(root)
     said: list[str] = []
-    sweep = open_sweep(
-        view.paths, view.spec, Origin(), new=False, accept_changes=True, fence=lambda: None
-    )
+    ready = prepared(view.paths, view.spec, accept_changes=True)
+    sweep = open_sweep(ready, lambda: None, print)
     try:
         sweep.reconcile(said.append)
     finally:

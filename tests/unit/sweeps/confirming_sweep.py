@@ -8,9 +8,8 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.reconcile.extra_training import SeriesAdder, read_series
 from sweeps.run.session import open_ledger
-from sweeps.spec.provenance_check import Origin
 from sweeps.trust.confirm import Confirmation, ConfirmLeaders, ConfirmRequest, stored_request
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 
 Value = Callable[[int, int], float | None]
 """Returns the value of a leader under a seed; None: that run fails."""
@@ -21,14 +20,7 @@ SECONDS = {0: 60.0, 1: 30.0}
 def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
     """Open the sweep as `sweep confirm` does, and return what the ledger stores."""
     asked = ConfirmLeaders(**options)  # type: ignore[arg-type]  # the caller knows the types
-    made.ledger = open_ledger(
-        made.paths,
-        made.spec,
-        Origin(),
-        new=False,
-        accepted=False,
-        extra=asked,
-    )
+    made.ledger = open_ledger(prepared(made.paths, made.spec, extra=asked), print)
     return stored(made.ledger)
 
 

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import pytest
 from optuna.samplers import RandomSampler
 
+from sweeps.engine.resources import Machine, ResourcePlan
+from sweeps.engine.sweep_plan import make_plan
+from sweeps.engine.task_check import TaskFacts
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import Ending
 from sweeps.paths import SweepPaths
+from sweeps.run.prepared import PreparedSweep, RunDisplay, RunOptions
+from sweeps.spec.provenance_check import Origin
 from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.schedulers import make_scheduler
+from sweeps.view.observer import ShutdownNotices
 from sweeps.view.sweep_status import SweepStatus
 from tests.make_trials import proposal
 from trainable.metrics_file import History, Row
 from trainable.storage.local import LocalFiles
+
+if TYPE_CHECKING:
+    from sweeps.run.session import SweepSession
+    from sweeps.run.tune_callbacks import TuneEventHandler
 
 SPEC = """
 name: {name}
@@ -125,3 +137,63 @@ class MadeSweep:
     @property
     def view(self) -> SweepStatus:
         return SweepStatus(self.paths)
+
+    def session(self, recorder: Any, fence: Callable[[], None] = lambda: None) -> SweepSession:
+        """The sweep as its driver has opened it; nothing is delivered."""
+        from sweeps.run.session import SweepSession
+
+        return SweepSession(self.paths, self.spec, self.ledger, recorder, recorder, fence)
+
+    def handler(self, recorder: Any, observer: Any, **workers: Any) -> TuneEventHandler:
+        """What receives the events of the sweep's trials from Tune."""
+        from sweeps.run.tune_callbacks import TuneEventHandler
+        from sweeps.run.worker_watch import WorkerRules
+
+        rules, scheduler = WorkerRules(**workers), make_scheduler(self.spec)
+        session = self.session(recorder)
+        return TuneEventHandler(session, observer, scheduler, rules, on_step=lambda: None)
+
+
+def prepared(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    *,
+    new: bool = False,
+    origin: Origin = Origin(),  # noqa: B008  # frozen
+    max_workers: int = 1000,
+    **options: Any,
+) -> PreparedSweep:
+    """Return a sweep whose checks have passed, without having made them."""
+    resources = ResourcePlan(1, 0, 1, capacity=max_workers)
+    facts = TaskFacts(code=dict(origin.code), data=origin.data, samples=dict(origin.samples))
+    return PreparedSweep(
+        paths=paths,
+        spec=spec,
+        options=RunOptions(**options),
+        new=new,
+        machine=Machine.probe(),
+        resources=resources,
+        facts=facts,
+        plan=make_plan(spec, resources, facts, memory=None),
+    )
+
+
+class RunsNoTrial(RunDisplay):
+    """Shows nothing, and fails if a trial is to run."""
+
+    notices = ShutdownNotices()
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def doing(self, activity: str) -> None:
+        del activity
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def begin(self, *_: object) -> NoReturn:
+        pytest.fail("a trial was to be run")
+
+    def cluster_unanswered(self, *_: object) -> None:
+        raise AssertionError

@@ -14,7 +14,7 @@ from sweeps import paths as paths_module
 from sweeps.below_root import place_of
 from sweeps.errors import UserError
 from sweeps.paths import SweepPaths
-from sweeps.run.code_directory import enter_code_directory
+from sweeps.run.task_code import enter_code_directory
 from sweeps.spec.revisions import write_spec
 from sweeps.view.sweep_status import SweepStatus
 from tests.specs import with_overrides

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from sweeps.cli import messages
 from sweeps.cli.app import app
-from sweeps.run.session import SweepSession
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
@@ -72,7 +71,7 @@ def test_files_missing_from_a_trial_are_named_at_opening(
         place = directory / lost
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     nobody: Any = None
-    opened = SweepSession(sweep.paths, sweep.spec, sweep.ledger, nobody, nobody)
+    opened = sweep.session(nobody)
     sentences = list(opened._lost_files())
     assert len(sentences) == (said is not None)
     assert said is None or sentences[0].startswith(said)

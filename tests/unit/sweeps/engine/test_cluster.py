@@ -17,22 +17,24 @@ import pytest
 from rich.console import Console
 
 from sweeps.cli import messages
-from sweeps.engine import cluster, cluster_address, node_checks
-from sweeps.engine.cluster import Cluster, package_code, refusal
-from sweeps.engine.cluster_address import (
-    ClusterRefused,
-    find_address,
-    is_loopback,
-    locate,
-    tcp_probe,
-)
-from sweeps.engine.node_checks import (
+from sweeps.engine import cluster, cluster_address
+from sweeps.engine.cluster import (
+    Cluster,
     _make_check,
     _shared_directory,
     _unseen,
     check_nodes,
     fault_of,
     machine_of,
+    package_code,
+    refusal,
+)
+from sweeps.engine.cluster_address import (
+    ClusterRefused,
+    find_address,
+    is_loopback,
+    locate,
+    tcp_probe,
 )
 from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
@@ -301,7 +303,7 @@ def test_node_reports_whether_it_sees_the_probe_file(tmp_path: Path) -> None:
 def test_probe_file_of_a_node_unseen_here_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_checks, "_SEEN_SECONDS", 0.2)
+    monkeypatch.setattr(cluster, "_SEEN_SECONDS", 0.2)
     (tmp_path / "node").write_text("mark")
     assert _unseen(tmp_path / "node", "mark", tmp_path) is None
     said = str(_unseen(tmp_path / "other", "mark", tmp_path))

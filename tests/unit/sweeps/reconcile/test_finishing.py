@@ -27,7 +27,6 @@ from sweeps.reconcile.finishing import (
 from sweeps.reconcile.reconcile import MissingReport, MissingRun, reconcile
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.run.session import open_ledger
-from sweeps.spec.provenance_check import Origin
 from sweeps.spec.revisions import read_spec, write_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.stopping.pausing_rules import Standing
@@ -35,7 +34,7 @@ from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import ForeignCheckpoint
 from trainable.metrics_file import ARTIFACTS, LOGGED, Row, read_logged, read_rows
@@ -70,14 +69,13 @@ def sweep(tmp_path: Path) -> MadeSweep:
 
 
 def _open(sweep: MadeSweep, *numbers: int) -> Any:
-    return open_ledger(
+    ready = prepared(
         sweep.paths,
         read_spec(sweep.paths.spec).spec,
-        Origin(),
-        new=False,
-        accepted=True,
+        accept_changes=True,
         extra=FinishPruned(numbers),
     )
+    return open_ledger(ready, print)
 
 
 def _refused(sweep: MadeSweep, number: int) -> str:
@@ -122,7 +120,7 @@ def test_later_change_is_refused_until_it_has_ended(sweep: MadeSweep) -> None:
         check_unfinished(sweep.paths, changed, ledger.trials())
     ledger.finish(3, "failed")  # an ordinary unfinished trial has its own rule
     with pytest.raises(OriginChanged, match="trial 4 finishes trial 0"):
-        open_ledger(sweep.paths, changed, Origin(), new=False, accepted=False)
+        open_ledger(prepared(sweep.paths, changed, new=False, accept_changes=False), print)
     assert read_spec(sweep.paths.spec).spec == sweep.spec
     ledger.finish(4, "pruned")
     check_unfinished(sweep.paths, changed, ledger.trials())

@@ -33,7 +33,7 @@ from sweeps.view.outcome import num_retryable
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
@@ -92,15 +92,14 @@ def _open(
     sweep: MadeSweep, extra: ExtraTraining, said: list[str] | None = None, **more: Any
 ) -> Ledger:
     warn: Callable[[str], None] = (said if said is not None else []).append
-    return open_ledger(
+    ready = prepared(
         sweep.paths,
         more.pop("spec", sweep.spec),
-        more.pop("origin", Origin()),
-        new=False,
-        accepted=more.pop("accepted", True),
+        origin=more.pop("origin", Origin()),
+        accept_changes=more.pop("accepted", True),
         extra=extra,
-        warn=warn,
     )
+    return open_ledger(ready, warn)
 
 
 def _reopen(sweep: MadeSweep, extra: ExtraTraining) -> Ledger:

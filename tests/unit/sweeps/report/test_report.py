@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from optuna import Study, visualization
 
-from sweeps.artifacts import publish
+from sweeps.artifacts import export
 from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
@@ -154,13 +154,13 @@ def test_page_follows_links_and_writes_to_devices(tmp_path: Path) -> None:
     sweep, link, pipe = MadeSweep(tmp_path), tmp_path / "link", tmp_path / "pipe"
     (tmp_path / "pages").mkdir()
     link.symlink_to("pages/one.html")
-    publish.report(sweep.view, link)
+    export.report(sweep.view, link)
     assert link.is_symlink()
     assert [page.name for page in (tmp_path / "pages").iterdir()] == ["one.html"]
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as reader:
         read = reader.submit(pipe.read_text)
-        publish.report(sweep.view, pipe)
+        export.report(sweep.view, pipe)
     assert read.result().startswith("<!doctype html>")
     assert pipe.is_fifo()
 
@@ -181,9 +181,9 @@ def test_link_that_appears_while_the_page_is_drawn_is_not_followed(
         page.write_text("page")
         return page
 
-    monkeypatch.setattr(publish, "draw_report", draw)
+    monkeypatch.setattr(export, "draw_report", draw)
     with pytest.raises(UserError, match="is a symbolic link that belongs to user 12345"):
-        publish.report(sweep.view, target)
+        export.report(sweep.view, target)
     assert mine.read_text() == "mine"
 
 

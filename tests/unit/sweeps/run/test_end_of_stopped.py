@@ -12,7 +12,6 @@ import pytest
 
 from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.reconcile.reconcile import SweepState, TrialState, UnrecordedEnd, reconcile
-from sweeps.run.tune_callbacks import TuneEventHandler
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
@@ -40,10 +39,8 @@ def test_trial_that_a_rule_stops_without_a_value_has_failed(
     sweep, recorder = MadeSweep(tmp_path, more=f"select: {select}"), MemoryRecorder()
     number = sweep.add(None, *values)
     view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, stop_reason=lambda _: reason,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
+    keeper._scheduler.stop_reasons[number] = reason
     recorder.start(number, {}, {})
     record = sweep.ledger.trial(number)
     found = TrialState(replace(record, attempts=1), stop_reason=reason)

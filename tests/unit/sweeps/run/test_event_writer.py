@@ -14,8 +14,10 @@ from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
+from sweeps.run.worker_watch import WorkerRules
+from sweeps.stopping.schedulers import make_scheduler
 from sweeps.sweep_lock import lock_lost
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
@@ -82,10 +84,12 @@ class Kept:
             }
         )
         self.keeper = TuneEventHandler(
-            self.sweep.spec, self.sweep.paths, self.sweep.ledger,
-            LockedRecorder(self.recorder, self.fence), view,
-            fence=self.fence, on_step=diary.note("turn"),
-        )  # fmt: skip
+            self.sweep.session(LockedRecorder(self.recorder, self.fence), self.fence),
+            view,
+            make_scheduler(self.sweep.spec),
+            WorkerRules(),
+            on_step=diary.note("turn"),
+        )
         config = self.sweep.spec.trial_config(
             self.number, self.sweep.ledger.trial(self.number).params
         )
@@ -201,7 +205,7 @@ def test_last_report_is_written_before_any_end(kept: Kept, what: str) -> None:
         case "is lost":
             kept.keeper.on_trial_recover(0, [], kept.trial)
         case "is interrupted":
-            kept.keeper._live.add(kept.number)
+            kept.keeper._trials[kept.number].phase = "live"
             kept.keeper.interrupt_live()
         case "fails":
             kept.keeper.on_trial_error(0, [], kept.trial)
@@ -290,7 +294,7 @@ def test_member_continues_once_its_new_parameters_are_sent(
     spec = kept.sweep.spec
     stopping = spec.early_stopping.model_copy(update={"scheduler": scheduler})
     kept.keeper._spec = spec.model_copy(update={"early_stopping": stopping})
-    kept.keeper._paused.add(kept.number)
+    kept.keeper._trials[kept.number].phase = "paused"
     settled: list[None] = []
     kept.keeper.flush = lambda: settled.append(None)  # type: ignore[method-assign]
     kept.starts()

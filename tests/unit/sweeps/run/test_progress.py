@@ -15,7 +15,7 @@ import pytest
 
 from sweeps.errors import SpecError
 from sweeps.paths import SweepPaths
-from sweeps.run.progress import ProgressWatch
+from sweeps.run.worker_watch import ProgressWatch
 from sweeps.spec.spec import parse_spec
 from sweeps.spec.trial_run import rank_timeout
 from tests.integration.commandline import TINY

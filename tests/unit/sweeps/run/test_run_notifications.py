@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from sweeps.engine.resources import Machine, plan
 from sweeps.errors import LedgerError, LockLost
 from sweeps.run import driver as run
 from sweeps.run import session
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, RunsNoTrial, prepared
 from tests.webhook_server import SECRET, WebhookServer, webhook_server
 from tracking.outbox_status import read_outbox
 from tracking.tracker import OpenTracker
@@ -49,17 +48,8 @@ def made(tmp_path: Path) -> MadeSweep:
 
 
 def _resume(made: MadeSweep, *, offline: bool = False) -> None:
-    machine = Machine.probe()
-    run.run_sweep(
-        made.paths,
-        made.spec,
-        plan(made.spec.resources, made.spec.trials, made.spec.concurrency, machine),
-        machine,
-        lambda *_: pytest.fail("a trial was to be run"),
-        new=False,
-        offline=offline,
-        tell=lambda _: None,
-    )
+    ready = prepared(made.paths, made.spec, offline=offline)
+    run.run_sweep(ready, RunsNoTrial(), lambda _: None)
 
 
 def _raise(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

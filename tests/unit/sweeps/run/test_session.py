@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from sweeps.engine.resources import Machine, plan
 from sweeps.errors import OriginChanged, SearchChanged
 from sweeps.run.driver import run_sweep
 from sweeps.run.session import SweepSession, open_ledger
-from sweeps.spec.provenance_check import Origin
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import SweepSpec
 from tests.fake_checkpoints import commit
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides
-from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, RunsNoTrial, prepared
 from trainable.checkpoint import CheckpointStore
 
 NO_RECORDER: Any = None
@@ -29,7 +27,7 @@ def test_unfinished_trials_remain_whatever_the_limit(tmp_path: Path, trials: int
     for ending in ("complete", None, "failed", None):
         made.add(ending, 0.5)
     spec = with_overrides(made.spec, [f"trials={trials}"])
-    sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER)
+    sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None)
     assert sweep.num_remaining == 2 + max(0, trials - 4)
     assert sweep.num_trials == max(4, trials)
     for number in (1, 3):
@@ -41,7 +39,7 @@ def test_stop_keeps_unfinished_trials_and_starts_none(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.5)
     made.add(None, 0.7)
-    sweep = SweepSession(made.paths, made.spec, made.ledger, NO_RECORDER, NO_RECORDER)
+    sweep = made.session(NO_RECORDER)
     assert sweep.num_remaining == 1
     made.ledger.finish(1, "pruned")
     assert sweep.num_remaining == 0
@@ -49,7 +47,7 @@ def test_stop_keeps_unfinished_trials_and_starts_none(tmp_path: Path) -> None:
 
 def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSpec:
     spec = with_overrides(made.spec, overrides)
-    open_ledger(made.paths, spec, Origin(), new=False, accepted=accepted)
+    open_ledger(prepared(made.paths, spec, new=False, accept_changes=accepted), print)
     return spec
 
 
@@ -187,9 +185,9 @@ def test_change_without_remaining_trials_warns(
     for _ in range(3):
         made.add("complete", 0.7)
     spec = with_overrides(made.spec, overrides)
-    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).no_effect_warning(
-        made.spec
-    )
+    told = SweepSession(
+        made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None
+    ).no_effect_warning(made.spec)
     if remedy is not None:
         remedy = NOTHING_LEFT + remedy.format(resume="sweep resume small", root=tmp_path)
     assert told == remedy
@@ -199,9 +197,9 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.5)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
-    told = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER).no_effect_warning(
-        made.spec
-    )
+    told = SweepSession(
+        made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None
+    ).no_effect_warning(made.spec)
     assert told is not None
     assert told.startswith(f"{NOTHING_LEFT}add trials with: sweep resume small -s stop.value=null")
 
@@ -213,22 +211,11 @@ def test_resume_warns_of_a_change_without_effect(
     for _ in range(3):
         number = made.add("complete", 0.7)
         made.paths.trial(number).mkdir(parents=True, exist_ok=True)
-    said: list[str] = []
     monkeypatch.setattr("sweeps.run.driver.finalize_attempt", lambda *_: None)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
-    machine = Machine.probe()
-    run_sweep(
-        made.paths,
-        spec,
-        plan(spec.resources, spec.trials, spec.concurrency, machine),
-        machine,
-        lambda *_: pytest.fail("a trial was to be run"),
-        new=False,
-        offline=True,
-        warn=said.append,
-        tell=lambda _: None,
-    )
-    changed, nothing = said
+    display = RunsNoTrial()
+    run_sweep(prepared(made.paths, spec, offline=True), display, lambda _: None)
+    changed, nothing = display.warnings
     assert changed == "changed: budget.epochs: 10 -> 20"
     assert nothing.startswith(NOTHING_LEFT)
 
@@ -238,8 +225,8 @@ def test_driver_knows_under_which_budgets_a_sweep_has_trained(tmp_path: Path) ->
     made = MadeSweep(tmp_path, budget="{epochs: 9}")
     for epochs in (27, 12, 12):
         spec = with_overrides(made.spec, [f"budget.epochs={epochs}"])
-        ledger = open_ledger(made.paths, spec, Origin(), new=False, accepted=False)
+        ledger = open_ledger(prepared(made.paths, spec, new=False, accept_changes=False), print)
     assert ledger.earlier_budgets == {9, 27, 12}
     made = MadeSweep(tmp_path, "whole", budget="{epochs: 9}")
-    whole = open_ledger(made.paths, made.spec, Origin(), new=False, accepted=False)
+    whole = open_ledger(prepared(made.paths, made.spec, new=False, accept_changes=False), print)
     assert whole.earlier_budgets == {9}

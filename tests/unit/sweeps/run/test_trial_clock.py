@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sweeps.run.trial_clock import TrialClock
+from sweeps.run.worker_watch import TrialClock
 
 
 def test_time_without_a_worker_does_not_count() -> None:

@@ -18,9 +18,10 @@ from ray.tune.experiment import Trial
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
-from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.run.start_watch import NoWorkerStarts, StartWatch
+from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
+from sweeps.run.worker_watch import NoWorkerStarts, StartWatch, WorkerRules
+from sweeps.stopping.schedulers import WouldStop, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -58,10 +59,7 @@ def test_tune_keeps_only_result_keys_it_needs(tmp_path: Path) -> None:
     number = sweep.add(None)
     shown: list[TrialProgress] = []
     view: Any = SimpleNamespace(reported=shown.append)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
     trial: Any = SimpleNamespace(
         config={"number": number, "params": {}, "seed": ("trial", number)}
     )
@@ -89,10 +87,7 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     number = sweep.add(None)
     shown: list[int] = []
     view: Any = SimpleNamespace(reported=lambda progress: shown.append(progress.epoch))
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
     trial: Any = SimpleNamespace(
         config={"number": number, "params": {}, "seed": ("trial", number)}
     )
@@ -139,10 +134,7 @@ def test_the_mark_of_a_state_without_a_model_follows_the_best_state(tmp_path: Pa
     said = []
     for mark in ({"lacks_model": True}, {}, {"lacks_model": False}):  # a driver for each
         view: Any = SimpleNamespace(**dict.fromkeys(("reported", "started"), lambda *_: None))
-        keeper = TuneEventHandler(
-            sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-            fence=lambda: None, on_step=lambda: None,
-        )  # fmt: skip
+        keeper = sweep.handler(recorder, view)
         config = {"number": number, "params": {}, "seed": ("trial", number)}
         trial: Any = SimpleNamespace(config=config)
         keeper.on_trial_start(0, [trial], trial)
@@ -156,16 +148,14 @@ def test_where_an_exempt_trial_would_stop_is_kept_once(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
     recorder.start(number, {}, {})
-    found: dict[int, tuple[int, str]] = {}
+    found: dict[int, WouldStop] = {}
     view: Any = SimpleNamespace(reported=lambda _: None)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, would_stop=found.get,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
+    keeper._scheduler.would_stop = found
     trial: Any = SimpleNamespace(config={"number": number, "params": {}, "exempt": True})
     for epoch, would_stop in ((1, None), (2, (2, "asha at epoch 2")), (3, None)):
         if would_stop is not None:
-            found[number] = would_stop
+            found[number] = WouldStop(*would_stop)
         result = {**_result(), "epoch": epoch, "ending": None, OBJECTIVES: (0.5, 0.75)}
         keeper.on_trial_result(0, [trial], trial, result)
         assert OBJECTIVES not in result
@@ -189,11 +179,7 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(
         started=lambda *_: None, warned=lambda _, sentence: said.append(sentence)
     )
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
-        fence=lambda: None, on_step=lambda: None,
-        node_died=lambda error: error is with_the_node,
-    )  # fmt: skip
+    keeper = sweep.handler(MemoryRecorder(), view, node_died=lambda error: error is with_the_node)
     given_up = []
     for error in [*[with_the_node] * 5, *[alone] * 3]:
         trial.get_pickled_error = lambda error=error: error
@@ -218,10 +204,7 @@ def test_sweep_ends_if_ray_starts_no_worker(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(
         started=lambda *_: None, ended=lambda *_: None, warned=lambda *_: None
     )
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(MemoryRecorder(), view)
     keeper._starts = StartWatch(60.0, lambda: now[0])
 
     def turns(count: int) -> None:
@@ -254,10 +237,7 @@ def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
     view: Any = SimpleNamespace(
         started=lambda *_: None, ended=lambda *_: None, warned=lambda *_: None
     )
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
     for _ in range(2):  # and what is lost before a start is forgotten with it
         for _ in range(MAX_LOST_STARTS - 1):
             keeper.on_trial_recover(0, [trial], trial)
@@ -293,10 +273,7 @@ def test_finished_trial_is_complete_if_it_has_a_value(
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None, *values)
     view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
     recorder.start(number, {}, {})
     trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
     keeper.on_trial_complete(0, [trial], trial)
@@ -322,14 +299,16 @@ def _ends(ending: str) -> Act:
     return end
 
 
+def _is_lost_for_good(keeper: TuneEventHandler, trial: Any) -> None:
+    keeper._trials[trial.config["number"]].is_training = True
+    keeper.on_trial_error(0, [trial], trial)
+
+
 ACTS: dict[str, Act] = {
     "starts": lambda keeper, trial: keeper.on_trial_start(0, [trial], trial),
     "reports": lambda keeper, trial: keeper.on_trial_result(0, [trial], trial, _result()),
     "is lost": lambda keeper, trial: [keeper.on_trial_recover(0, [], trial) for _ in range(3)],
-    "is lost for good": lambda keeper, trial: [
-        keeper._training.add(trial.config["number"]),  # type: ignore[func-returns-value]
-        keeper.on_trial_error(0, [trial], trial),  # type: ignore[func-returns-value]
-    ],
+    "is lost for good": _is_lost_for_good,
     "is to stop": lambda keeper, _: keeper.stop(0, "enough", live=True),
     "is stopped": lambda keeper, _: keeper.stop(0, "enough", live=False),
     "is refused": lambda keeper, trial: keeper.refuse(trial.config["number"], SpecError([])),
@@ -347,9 +326,12 @@ def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> Non
     lock.acquire()
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, LockedRecorder(recorder, lock.check), view,
-        fence=lock.check, on_step=lock.check,
-    )  # fmt: skip
+        sweep.session(LockedRecorder(recorder, lock.check), lock.check),
+        view,
+        make_scheduler(sweep.spec),
+        WorkerRules(),
+        on_step=lock.check,
+    )
     config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
     told = {
         "number": number,
@@ -414,10 +396,7 @@ def test_error_in_the_trial_process_fails_that_trial(
         monkeypatch.setattr("sweeps.checkpoint_locations.probe_directory", refuse)
         sweep.paths.trial(trial_number).mkdir(parents=True, exist_ok=True)
     view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
     recorder.start(trial_number, {}, {})
     said = "[Errno 27] File too large: 'state.pt'"
     failure = {
@@ -450,10 +429,7 @@ def test_requested_stop_counts_although_the_trial_drained(
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None, 0.5)
     view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    keeper = sweep.handler(recorder, view)
     recorder.start(number, {}, {})
     if requested:
         keeper.stop(number, BY_THE_USER, live=True)

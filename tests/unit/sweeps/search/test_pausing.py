@@ -19,10 +19,12 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import UnrecordedEnd, reconcile
 from sweeps.reconcile.repairs import apply
 from sweeps.recording.tags import lineage_tags
+from sweeps.run.session import SweepSession
 from sweeps.run.tune_callbacks import TuneEventHandler
+from sweeps.run.worker_watch import WorkerRules
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.stopping.schedulers import make_verdict_fn
+from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tracking.recorder import MemoryRecorder
@@ -68,9 +70,12 @@ class Driver:
             reported=lambda _: None,
         )
         self.book = TuneEventHandler(
-            spec, paths, self.ledger, recorder, view,
-            fence=lambda: None, on_step=lambda: None,
-        )  # fmt: skip
+            SweepSession(paths, spec, self.ledger, recorder, recorder, lambda: None),
+            view,
+            make_scheduler(spec),
+            WorkerRules(),
+            on_step=lambda: None,
+        )
         self.turn = 0
         self.end = 4  # after so many epochs a training ends
 

@@ -16,7 +16,6 @@ from sweeps.ledger.attributes import ACCUMULATION, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialRecord
-from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import EarlyStoppingConfig
@@ -328,10 +327,7 @@ def test_invalid_configuration_fails_its_trial(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, space=json.dumps(space), more="failures: {same_failure_limit: 1}")
     recorder, shown = MemoryRecorder(), []
     view: Any = SimpleNamespace(ended=lambda *told: shown.append(told))
-    book = TuneEventHandler(
-        made.spec, made.paths, made.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None,
-    )  # fmt: skip
+    book = made.handler(recorder, view)
     searcher = LedgerSearcher(
         made.ledger,
         made.spec,

@@ -11,11 +11,11 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.run.session import open_ledger
 from sweeps.spec.own_values import resolve_search
-from sweeps.spec.provenance_check import Origin, workers_tag
+from sweeps.spec.provenance_check import workers_tag
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.view.compare import differences
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from trainable.fingerprint import BUILT
 
 SPEC = """
@@ -123,7 +123,9 @@ def test_resume_refuses_a_trial_that_would_never_start(made: MadeSweep) -> None:
     one = made.spec.model_copy(update={"space": {}})
 
     def resume(most: int) -> Ledger:
-        return open_ledger(made.paths, one, Origin(), new=False, accepted=True, max_workers=most)
+        return open_ledger(
+            prepared(made.paths, one, new=False, accept_changes=True, max_workers=most), print
+        )
 
     with pytest.raises(SpecError, match=rf"trial {number}: .* 2 workers, and 1 .*sweep stop"):
         resume(1)

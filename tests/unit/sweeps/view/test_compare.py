@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sweeps.artifacts.model_card import model_card
+from sweeps.artifacts.export import model_card
 from sweeps.cli import render
 from sweeps.cli.app import app
 from sweeps.formatting import format_number

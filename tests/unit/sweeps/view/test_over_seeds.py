@@ -14,8 +14,7 @@ from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.reconcile.finishing import can_offer_finish, trials_to_finish
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.notifications import Notifier
-from sweeps.recording.over_seeds import record_configuration
-from sweeps.recording.tags import end_tags
+from sweeps.recording.tags import end_tags, record_configuration
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.statistics.over_seeds import combine, standard_error
 from sweeps.trust.findings import find

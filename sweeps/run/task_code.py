@@ -1,24 +1,31 @@
-"""Find the code of a sweep from another directory: in the one in which the last driver ran.
+"""Run the code of a sweep in this process, also from another directory than the last driver.
 
-Importing a task runs its code. So a recorded directory counts only if this user's driver recorded
-it for these very files, and no other user could have placed code there. What must not live here:
-the import itself (`trainable.task_import`), and what is recorded (`below_root`).
+Importing a task runs its code. So the recorded directory of the last driver counts only if this
+user's driver recorded it for these very files, and no other user could have placed code there.
+What must not live here: the import itself (`trainable.task_import`), and what is recorded
+(`below_root`).
 """
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 from sweeps.below_root import place_of
 from sweeps.errors import UserError
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import leave_directory
-from sweeps.store_access import check_owner
+from sweeps.spec.spec import SweepSpec
+from sweeps.store_access import check_owner, withheld_variables
 from sweeps.view.sweep_status import SweepStatus
+from trainable.config import TrialConfig
 from trainable.storage.private_directories import NotPrivate, private_directory
+from trainable.task_import import check_hash_order, prepared
 
 
 def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
@@ -70,3 +77,26 @@ def _is_found(package: str, directory: Path | str) -> bool:
 def _has_code(package: ModuleSpec) -> bool:
     places = package.submodule_search_locations or ()
     return any(next(Path(place).rglob("*.py"), None) for place in places)
+
+
+@contextmanager
+def as_a_trial(spec: SweepSpec) -> Iterator[None]:
+    """Prepare this process as a trial's worker: import paths, and no credentials.
+
+    The command that calls this is marked `imports_task` (`cli.console`).
+    """
+    check_hash_order()
+    withheld = os.environ.keys() & withheld_variables(spec)
+    kept = {name: os.environ[name] for name in withheld}
+    with prepared():
+        os.environ.update(dict.fromkeys(withheld, ""))
+        try:
+            yield
+        finally:
+            os.environ.update(kept)
+
+
+def checked_config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
+    """Return the configuration of a trial, with which this process may run its task."""
+    check_owner(view.paths.directory)
+    return TrialConfig.model_validate(view.config(record))

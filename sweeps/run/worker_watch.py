@@ -1,4 +1,4 @@
-"""Detect running trials that make no progress, and kill their workers.
+"""Watch over workers: whether Ray starts them, whether they make progress, how long they train.
 
 The driver watches its workers: code in a worker that holds the GIL would also block a watching
 thread there. Time counts only while both processes can run, so a stopped worker or a suspended
@@ -9,17 +9,21 @@ whether the trial is retried (`tune_callbacks`).
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
+from ray.tune.experiment import Trial
 
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
+from sweeps.reconcile.failure_policy import Failure
 from sweeps.spec.trial_run import rank_timeout
 from trainable import heartbeat, rank_waits
 from trainable.heartbeat import OPENING, Stamp
@@ -164,3 +168,81 @@ def _is_stopped(stamp: Stamp) -> bool:
             psutil.STATUS_TRACING_STOP,
         )
     return False
+
+
+START_SECONDS = 3600.0
+"""How long a local Ray may take. A cluster may wait for nodes as long as it likes."""
+"""The most seconds that count between two checks: a longer gap means a suspended driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRules:
+    """How a driver finds out that workers are lost, and how long they may take."""
+
+    node_died: Callable[[Exception | None], bool] = lambda _: False
+    """Whether a worker was lost with its whole node."""
+    end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker
+    start_seconds: float = math.inf
+    """How long trials may wait while no worker starts."""
+    grace: float = math.inf
+    """How long a trial that the user stops may take to reach its next step."""
+
+
+class NoWorkerStarts(BaseException):
+    """Trials wait for a worker, and none comes.
+
+    Not an `Exception`: on an `Exception`, Tune waits for its actors before it returns.
+    """
+
+
+class StartWatch:
+    """Counts for how long trials have waited while none trains."""
+
+    def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        self._last, self._waited = clock(), 0.0
+
+    def look(self, trials: Iterable[Trial]) -> tuple[int, Failure] | None:
+        """Return the first trial that waits, and why the sweep stops, once the limit is passed."""
+        passed, self._last = self._clock() - self._last, self._clock()
+        waiting = [one.config["number"] for one in trials if one.status == Trial.PENDING]
+        self._waited = self._waited + min(passed, _COUNTED_SECONDS) if waiting else 0.0
+        if self._waited <= self._limit:
+            return None
+        reason = (
+            f"lost: Ray has started no worker for {format_duration(self._limit)}, although trials "
+            "wait for one"
+        )
+        return min(waiting), Failure("lost", reason, "")
+
+
+class _Count(NamedTuple):
+    total: float
+    since: float | None
+    """When the worker that trains it now started; None: no worker trains it."""
+
+
+class TrialClock:
+    """Counts the training time of each trial; another thread may read it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: dict[int, _Count] = {}
+
+    def start(self, number: int, *, before: float = 0.0) -> None:
+        """Count from now on."""
+        total = self.seconds(number)
+        self._counts[number] = _Count(before if total is None else total, self._clock())
+
+    def stop(self, number: int) -> None:
+        """Stop counting, if a worker trains the trial."""
+        total = self.seconds(number)
+        if total is not None:
+            self._counts[number] = _Count(total, None)
+
+    def seconds(self, number: int) -> float | None:
+        """Return the seconds so far; None if no worker of this driver has trained the trial."""
+        count = self._counts.get(number)
+        if count is None:
+            return None
+        return count.total + (0.0 if count.since is None else self._clock() - count.since)
