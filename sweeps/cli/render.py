@@ -38,8 +38,7 @@ from sweeps.formatting import (
 from sweeps.ledger.attributes import ORIGIN_COLUMNS
 from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
-from sweeps.trust.findings import findings_at_end
-from sweeps.trust.health_warnings import health_sentences
+from sweeps.trust.findings import findings_at_end, health_sentences
 from sweeps.trust.usage import usage_at_end
 from sweeps.view.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.view.sweep_progress import TrialRow, best_name, best_of, in_order, row_of

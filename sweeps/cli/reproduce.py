@@ -30,7 +30,7 @@ from sweeps.cli.plain_console import line
 from sweeps.exit_codes import LATE, NO_SUCCESS
 
 if TYPE_CHECKING:
-    from sweeps.trust.reproduced import Reproduction, StateCheck
+    from sweeps.trust.reproduction import Reproduction, StateCheck
 
 
 @imports_task

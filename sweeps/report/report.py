@@ -33,8 +33,8 @@ from sweeps.report.report_audit import audit_section
 from sweeps.report.report_data import NotEnough, SweepData, read_sweep
 from sweeps.report.report_figures import Figure, figures
 from sweeps.report.report_page import PageSection, escape, page, table
+from sweeps.trust.evaluation import tested_trials
 from sweeps.trust.findings import find
-from sweeps.trust.tested_trials import tested_trials
 from sweeps.trust.usage import usage
 from sweeps.view.compare import compare
 from sweeps.view.sweep_status import STATES

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sweeps.spec.space import Distribution
-from sweeps.trust.space_regions import BadRegion, NearBound
+from sweeps.trust.evidence import BadRegion, NearBound
 
 if TYPE_CHECKING:
     from sweeps.statistics.common_seeds import NoiseFloor
