@@ -27,7 +27,7 @@ from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
 from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
-from sweeps.trust.confirmation import confirmed_trial, find_confirmation
+from sweeps.trust.confirm import confirmed_trial, find_confirmation
 from sweeps.view.compare import compare as compare_views
 from sweeps.view.sweep_view import SweepView
 from sweeps.view.tables import curves_frame, leaders_frame, trials_frame

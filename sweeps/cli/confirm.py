@@ -1,7 +1,7 @@
 """The commands that train trials again: `sweep confirm` the leaders, `sweep retry` failed ones.
 
 What must not live here: running them (`operations`), and the words of the result
-(`trust.confirmation`).
+(`trust.confirm`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sweeps.formatting import format_number
 
 if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
-    from sweeps.trust.confirmation import ConfirmationResult
+    from sweeps.trust.confirm import ConfirmationResult
 
 
 def _read_probability(text: object) -> float:
@@ -96,7 +96,7 @@ def confirm(
     """Train the best trials again under common seeds, until it is known which is the best."""
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.formatting import parse_duration
-        from sweeps.trust.confirmation import find_confirmation
+        from sweeps.trust.confirm import find_confirmation
         from sweeps.view.sweep_view import SweepView
 
         view = view_of(name, root)
@@ -104,6 +104,7 @@ def confirm(
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.run.prepared import RunOptions
+        from sweeps.trust.confirm import ConfirmLeaders
         from sweeps.trust.confirm import confirm as operation
 
         display = RunConsole(spinner, console=err if as_json else out)
@@ -111,10 +112,8 @@ def confirm(
             lambda: operation(
                 view,
                 display,
-                top=top,
-                seeds=seeds,
-                until=until,
-                options=RunOptions(
+                ConfirmLeaders(top=top, seeds=seeds, until=until),
+                RunOptions(
                     grace=grace_seconds,
                     address=address,
                     accept_changes=accept_changes,
@@ -136,7 +135,7 @@ def confirm(
 
 def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     """Return the table of the leaders, what was found, and the command that shows the winner."""
-    from sweeps.trust.confirmation import format_chance, format_seconds
+    from sweeps.trust.confirm import format_chance, format_seconds
 
     table = plain_table(
         "trial",
@@ -150,13 +149,11 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
         right=("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run"),
     )
     for one in found.leaders:
-        known = one.low is not None
-        between = f"{format_number(one.low)} to {format_number(one.high)}" if known else "-"
         table.add_row(
             str(one.number),
             format_chance(one.p_best),
             format_number(one.mean),
-            between,
+            one.interval_text,
             str(len(one.values)),
             format_number(one.original),
             format_seconds(one.seconds),
@@ -218,7 +215,6 @@ def retry(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.reconcile.extra_training import ExtraTraining
         from sweeps.reconcile.retrying import RetryRequest
         from sweeps.run import launch as operation
         from sweeps.run.prepared import RunOptions
@@ -228,7 +224,7 @@ def retry(
             address=address,
             accept_changes=accept_changes,
             offline=offline,
-            extra=ExtraTraining(retry=RetryRequest(tuple(numbers), fresh)),
+            extra=RetryRequest(tuple(numbers), fresh),
         )
         raise typer.Exit(
             run_to_end(

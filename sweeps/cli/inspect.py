@@ -180,7 +180,7 @@ def best(
     from sweeps.cli import messages, render
     from sweeps.errors import NoVersion
     from sweeps.run.task_code import enter_code_directory
-    from sweeps.trust.confirmation import confirmed_trial, leader_in_confirmation
+    from sweeps.trust.confirm import confirmed_trial, leader_in_confirmation
     from sweeps.view.sweep_view import NoBest
 
     if pickled and register is None:
@@ -205,8 +205,9 @@ def best(
                 )
                 return
             found = view.best(trial)
-            if (said := leader_in_confirmation(view, found["number"])) is not None:
-                found["confirmation"] = said
+            leader = leader_in_confirmation(view, found["number"])
+            if leader is not None:
+                found["confirmation"] = leader
             written = artifacts.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering") as spinner:
@@ -224,7 +225,8 @@ def best(
     if lost is not None and not weights.lacks_model:  # else the checkpoint itself is there
         found["best_checkpoint"] = None
     finish = view.finish_command(record)
-    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish))
+    said = None if leader is None else leader["said"]
+    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish, said))
 
 
 def compare(

@@ -34,10 +34,10 @@ from sweeps.formatting import (
     joined,
     titles,
 )
+from sweeps.ledger.attributes import ORIGIN_COLUMNS
 from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
-from sweeps.trust.findings import findings_at_end
-from sweeps.trust.health_warnings import health_sentences
+from sweeps.trust.findings import findings_at_end, health_sentences
 from sweeps.view.sweep_progress import (
     DeliveryEstimate,
     TrialRow,
@@ -191,20 +191,19 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
     timed = any(one["duration"] is not None for one in found)
-    finishes = any(one["finishes"] is not None for one in found)
+    again = {r: c for r, c in ORIGIN_COLUMNS.items() if any(one["role"] == r for one in found)}
+    common = any(one["role"] in again and one["seed_index"] is not None for one in found)
     seeds = spec.repeats.seeds > 1
-    confirms = any(one["role"] == "confirm" for one in found)
     word = spec.budget.report_word
     first = ["trial", "state", *spec.metrics, *["+-", "seeds"] * seeds, word, "step"]
     first += ["duration"] * timed
-    last = ["attempts"] * attempts + ["finishes"] * finishes
-    last += ["confirms", "seed"] * confirms + ["reason"] * reasons
+    last = ["attempts"] * attempts + [*again.values()] + ["seed"] * common + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
         [*first, *short, *last],
         right={
             *(*spec.metrics, "+-", word, "step", "duration", "attempts"),
-            *("finishes", "confirms", "seed", *short),
+            *(*again.values(), "seed", *short),
         },
     )
     for one in found:
@@ -219,19 +218,12 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 *([format_duration(one["duration"])] if timed else []),
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
-                *([format_number(one["finishes"])] if finishes else []),
-                *(_confirms(one) if confirms else []),
+                *(format_number(one["origin"] if one["role"] == r else None) for r in again),
+                *([format_number(one["seed_index"] if one["role"] in again else None)] * common),
                 *([format_reason(one["reason"] or "")] if reasons else []),
             )
         )
     return grid
-
-
-def _confirms(row: dict[str, Any]) -> list[str]:
-    """Return which trial a trial confirms, and under which seed; dashes for other trials."""
-    if row["role"] != "confirm":
-        return ["-", "-"]
-    return [str(row["origin"]), str(row["seed_index"])]
 
 
 def _seed_cells(found: dict[str, Any]) -> list[str]:
@@ -281,8 +273,9 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         elif found[key] is not None:
             title = word if key == "epoch" else key
             table.add_row(Text(title, style="bold"), Text(format_number(found[key])))
-    if found["role"] == "confirm":
-        table.add_row(Text("confirms", style="bold"), Text(str(found["origin"])))
+    if found["role"] in ORIGIN_COLUMNS and found["seed_index"] is not None:
+        origin = ORIGIN_COLUMNS[found["role"]]
+        table.add_row(Text(origin, style="bold"), Text(str(found["origin"])))
         table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
     if (words := over_seeds(found)) is not None:
         table.add_row(Text("value is", style="bold"), Text(words))
@@ -344,12 +337,14 @@ def best(
     written: Sequence[Path],
     lost: str | None,
     finish: str | None = None,
+    said: str | None = None,
 ) -> RenderableType:
     """Return the lines of `sweep best`.
 
     Args:
         lost: Why there are no weights of the trial's best value; None if there are.
         finish: The command that trains the pruned trial to its end; None for no such offer.
+        said: What is known of the trial from extra trials, a sentence; None: nothing.
     """
     lines: list[RenderableType] = [
         Text(
@@ -360,7 +355,7 @@ def best(
         Text(joined(found["params"])),
         *([Text(words)] if (words := over_seeds(found)) is not None else []),
         *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
-        *([Text(found["confirmation"]["said"])] if "confirmation" in found else []),
+        *([Text(said)] if said is not None else []),
     ]
     if found["state"] == "pruned":
         lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))

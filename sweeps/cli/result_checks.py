@@ -35,7 +35,7 @@ from sweeps.formatting import format_best, format_time, joined
 if TYPE_CHECKING:
     from sweeps.trust.audit.read import Audit
     from sweeps.trust.evaluation import TrialTest
-    from sweeps.trust.reproduced import Reproduction, StateCheck
+    from sweeps.trust.reproduction import Reproduction, StateCheck
     from sweeps.trust.verification import Verification
     from sweeps.view.sweep_view import SweepView
 

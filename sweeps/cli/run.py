@@ -123,7 +123,7 @@ def resume(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.reconcile.extra_training import ExtraTraining
+        from sweeps.reconcile.finishing import FinishPruned
         from sweeps.run import launch as operation
         from sweeps.run.prepared import RunOptions
 
@@ -132,7 +132,7 @@ def resume(
             address=address,
             accept_changes=accept_changes,
             offline=offline,
-            extra=ExtraTraining(finish=numbers),
+            extra=FinishPruned(numbers),
         )
         raise typer.Exit(
             run_to_end(

@@ -39,8 +39,14 @@ from sweeps.spec.error_messages import key_path
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import num_threads
-from sweeps.trust.reproduced import first_difference, machine_differences
-from sweeps.trust.retraining import check_single, last_config, lost_stage, stages
+from sweeps.trust.reproduction import (
+    check_single,
+    first_difference,
+    last_config,
+    lost_stage,
+    machine_differences,
+    stages,
+)
 from sweeps.view.sweep_view import SweepView
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore

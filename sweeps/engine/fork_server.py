@@ -269,7 +269,7 @@ class _Server:
     def _become(
         self, request: Mapping[str, Any], streams: list[int], launcher: socket.socket
     ) -> NoReturn:
-        """Turn this fork into the worker, and confirm that to the launcher."""
+        """Turn this fork into the worker, and tell the launcher."""
         _end_with(self._pid, signal.SIGKILL)
         adopt_orphans()  # otherwise the server adopts and kills them
         self._listener.close()

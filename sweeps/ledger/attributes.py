@@ -71,6 +71,14 @@ per report, and TPE fails on such a trial if it is pruned and the study has seve
 Role = Literal["search", "finish", "confirm", "repeat"]
 """Why a trial exists: the search suggested it, or it trains the point of another one, its origin:
 to the end that early stopping took from it, again to confirm its value, or with another seed."""
+COUNTED: tuple[Role, ...] = ("search", "finish")
+"""The roles of trials that count among the best on their own."""
+ORIGIN_COLUMNS: dict[Role, str] = {"finish": "finishes", "confirm": "confirms"}
+"""What tables call the origin of an extra trial, by its role; tags add `gradsweep.`."""
+SERIES_MODULES: dict[Role, str] = {"confirm": "sweeps.trust.confirm"}
+"""The modules of extra trials that are added in turns; see `reconcile.extra_training`."""
+SERIES = "series"
+"""A study attribute: the role of the last such extra trials, and what was asked for."""
 
 
 class Abort(NamedTuple):

@@ -45,6 +45,7 @@ from sweeps.ledger.attributes import (
     RUN_FROM,
     SECONDS,
     SELECT,
+    SERIES,
     SIGNALS,
     WARM_START,
     WOULD_STOP,
@@ -59,7 +60,6 @@ from sweeps.ledger.attributes import (
     role_attributes,
     trial_fields,
 )
-from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import Repeats, with_seeds
 from sweeps.ledger.ranking import front, is_finite, value_of
@@ -205,14 +205,14 @@ class StudyRecord:
 
     @property
     @translated
-    def confirm_request(self) -> ConfirmRequest | None:
-        """What `sweep confirm` was last asked for; None: it never was."""
-        return ConfirmRequest.from_data(self._study.user_attrs.get(CONFIRM))
+    def series(self) -> dict[str, Any] | None:
+        """The last request for extra trials that are added in turns; None: none was made."""
+        return self._study.user_attrs.get(SERIES)
 
     @in_transaction
-    def store_confirm_request(self, request: ConfirmRequest) -> None:
-        """Store what `sweep confirm` is asked for; an earlier request is replaced."""
-        self._study.set_user_attr(CONFIRM, request.to_data())
+    def store_series(self, request: Mapping[str, Any]) -> None:
+        """Store a request for extra trials; an earlier one is replaced."""
+        self._study.set_user_attr(SERIES, dict(request))
 
     @property
     @translated

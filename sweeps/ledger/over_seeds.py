@@ -12,7 +12,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from sweeps.errors import SearchChanged
 from sweeps.formatting import format_number
+from sweeps.spec.yaml_scalars import write_flow
 from sweeps.statistics.over_seeds import SeedValue, combine, standard_error
 
 if TYPE_CHECKING:
@@ -32,6 +34,24 @@ def repeats_of(spec: SweepSpec) -> Repeats | None:
     """Return what the ledger of a new sweep keeps of `repeats`; None: one seed each."""
     repeats = spec.repeats
     return Repeats(repeats.seeds, repeats.value) if repeats.seeds > 1 else None
+
+
+def check_repeats(before: SweepSpec, after: SweepSpec) -> None:
+    """Refuse another section `repeats` in an edited spec."""
+    if before.repeats != after.repeats:
+        raise SearchChanged(
+            f"repeats is {_repeats(before)} in this sweep and cannot become {_repeats(after)}: "
+            "its trials have been trained and compared with their seeds, and other seeds would "
+            "not be common to all configurations; start a new sweep with "
+            "`sweep run FILE --name NAME`, or train the leaders with more seeds by "
+            "`sweep confirm`"
+        )
+
+
+def _repeats(spec: SweepSpec) -> str:
+    repeats = spec.repeats
+    plain = repeats.value == type(repeats)().value
+    return str(repeats.seeds) if plain else write_flow(repeats.model_dump(mode="json"))
 
 
 class OverSeeds(NamedTuple):

@@ -22,6 +22,7 @@ from sweeps.ledger.attributes import (
     RUN_FROM,
     SECONDS,
     SELECT,
+    SERIES,
     WARM_START,
     abort_in,
     attempts_in,
@@ -29,7 +30,6 @@ from sweeps.ledger.attributes import (
     reports_in,
     trial_fields,
 )
-from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.over_seeds import with_seeds
 from sweeps.ledger.ranking import front, value_of
 from sweeps.ledger.reasons import clipped
@@ -80,8 +80,8 @@ class LedgerReader:
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.abort = abort_in(notes)
             """Why the last driver stopped the sweep by itself; None if it did not."""
-            self.confirm_request = ConfirmRequest.from_data(notes.get(CONFIRM))
-            """What `sweep confirm` was last asked for; None: it never was."""
+            self.series: dict[str, Any] | None = notes.get(SERIES)
+            """The last request for extra trials that are added in turns; None: none was made."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
             self.run_from: dict[str, Any] = notes.get(RUN_FROM, {})

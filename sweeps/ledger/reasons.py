@@ -13,8 +13,8 @@ BY_THE_SWEEP = "stopped with the sweep: "
 """The beginning of a trial's reason if the trial was pruned because its sweep stopped."""
 BY_THE_USER = "stopped by the user"
 """The reason in the ledger of a trial that the user stopped."""
-BY_ANOTHER_REQUEST = "ended by another request to confirm"
-"""The reason of a run of a confirmation that a later request does not need."""
+BY_ANOTHER_REQUEST = "ended by another request"
+"""The start of the reason of an extra trial that a later request does not need."""
 
 
 def is_by_request(reason: str | None) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from sweeps.ledger.attributes import PbtPerturbation, Role
+from sweeps.ledger.attributes import COUNTED, ORIGIN_COLUMNS, PbtPerturbation, Role
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import OverSeeds, num_missing
 from sweeps.spec.sections import Select
@@ -101,9 +101,12 @@ class TrialSummary:
         return self.origin if self.role == "finish" else None
 
     @property
-    def confirms(self) -> int | None:
-        """The number of the leader that it trains again; None: it confirms none."""
-        return self.origin if self.role == "confirm" else None
+    def origins(self) -> dict[str, int | None]:
+        """Its origin by the column of its role; None in the columns of the other roles."""
+        return {
+            column: self.origin if self.role == role else None
+            for role, column in ORIGIN_COLUMNS.items()
+        }
 
     @property
     def search_number(self) -> int:
@@ -114,8 +117,8 @@ class TrialSummary:
     def place(self) -> int:
         """The number that it, or its origin, would have if all trials were of the search.
 
-        Seed, exemption and bracket follow from it, so that a search goes on as if no trial had
-        been finished, confirmed or repeated.
+        Seed, exemption and bracket follow from it, so that a search goes on as if there were no
+        extra trials.
         """
         return self.search_number if self.stored_place is None else self.stored_place
 
@@ -124,8 +127,7 @@ class TrialSummary:
         """What its seed is derived from; a trial that finishes another one has that one's."""
         if self.seed_index is None:
             return TrialSeed("trial", self.place)
-        purpose: Literal["confirm", "repeat"] = "confirm" if self.role == "confirm" else "repeat"
-        return TrialSeed(purpose, self.seed_index, self.split)
+        return TrialSeed(self.role, self.seed_index, self.split)
 
     @property
     def finished(self) -> bool:
@@ -140,12 +142,12 @@ class TrialSummary:
     def has_result(self) -> bool:
         """Whether it counts among the best.
 
-        A trial that confirms another one does not. With `repeats`, a configuration counts once all
-        of its seeds have trained to their end, and its first seed stands for it.
+        With `repeats`, a configuration counts once all of its seeds have trained to their end, and
+        its first seed stands for it.
         """
         if self.over_seeds is not None:
             return self.over_seeds.state == "complete"
-        return self.role in ("search", "finish") and has_result(self.state, self.select)
+        return self.role in COUNTED and has_result(self.state, self.select)
 
     @property
     def ended_ms(self) -> int | None:

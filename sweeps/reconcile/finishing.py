@@ -16,13 +16,22 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sweeps.errors import OriginChanged, SpecError, UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
+from sweeps.reconcile.extra_training import (
+    ExtraTraining,
+    NewTrial,
+    PlannedExtra,
+    SweepTrials,
+    add_trials,
+)
 from sweeps.recording.trial_config import read_config
+from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import address_of, trial_files, trial_store
@@ -38,6 +47,28 @@ _NOT_COPIED = {TRIAL_CONFIG, TRIAL_LOG, TESTED, "checkpoints", "figures", "inher
 """What a trial's directory has for this trial alone; checkpoints are copied one by one."""
 _NOT_OF_TRAINING = "checkpoint."
 """The section of a trial's configuration that may change without changing the training."""
+
+
+@dataclass(frozen=True)
+class FinishPruned(ExtraTraining):
+    """Train pruned trials to their end; each gets a new trial."""
+
+    numbers: Sequence[int] = ()
+
+    def choose(self, sweep: SweepTrials) -> list[int]:
+        """Return which of the trials need a new trial."""
+        return trials_to_finish(sweep.paths, sweep.spec, sweep.trials, self.numbers)
+
+    def plan(
+        self, sweep: SweepTrials, chosen: Sequence[int], origins: tuple[Origin, Origin]
+    ) -> PlannedExtra:
+        """Return the new trials; their directories are made later, by `make_directories`."""
+        del sweep, origins
+        new = [NewTrial("finish", number) for number in chosen]
+        note = f"finish {', '.join(f'trial {number}' for number in chosen)}" if chosen else ""
+        return PlannedExtra(
+            lambda ledger: add_trials(ledger, new), note, trains=chosen, num_new=len(new)
+        )
 
 
 def finishing_trial(number: int, trials: Iterable[TrialSummary]) -> TrialSummary | None:

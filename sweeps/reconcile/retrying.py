@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sweeps.errors import SpecError, UserError
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.reasons import kind_of
-from sweeps.ledger.trials import TrialRecord, TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
+from sweeps.reconcile.extra_training import ExtraTraining, PlannedExtra, SweepTrials
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.resume_checks import Origin, code_changes
@@ -46,13 +47,50 @@ _BEFORE_ANY_STEP = -1
 
 
 @dataclass(frozen=True)
-class RetryRequest:
-    """Which failed trials the user wants to run again, and how."""
+class RetryRequest(ExtraTraining):
+    """Run failed trials again."""
 
     trials: tuple[int, ...] = ()
     """Their numbers; empty: all that failed."""
     fresh: bool = False
     """From step 0, not from their newest checkpoints."""
+    reopens: ClassVar[bool] = True
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether they start at step 0."""
+        return self.fresh
+
+    def choose(self, sweep: SweepTrials) -> list[int]:
+        """Return which trials are to be reopened."""
+        return trials_to_retry(sweep, self)
+
+    def plan(
+        self, sweep: SweepTrials, chosen: Sequence[int], origins: tuple[Origin, Origin]
+    ) -> PlannedExtra:
+        """Return how each trial is reopened; what is left to do then, `complete_retries` does."""
+        paths, spec = sweep.paths, sweep.spec
+        retries = [
+            plan_retry(paths, spec, sweep.trials[number], fresh=self.fresh, origins=origins)
+            for number in chosen
+        ]
+        if not retries:
+            return PlannedExtra()
+
+        def store(ledger: Ledger) -> None:
+            ledger.store_origin(origins[1])
+            for one in retries:
+                ledger.reopen(one.number, one.attempt, one.reopened, steps=one.steps)
+
+        note = describe_retries(retries, spec)
+        cautions = filter(None, (one.caution(paths) for one in retries))
+        return PlannedExtra(
+            lambda ledger: ledger.transaction(lambda: store(ledger)),
+            note,
+            warnings=[note, *cautions],
+            trains=chosen,
+            stores_origin=True,  # after a kill, the retry still knows how the code has changed
+        )
 
 
 @dataclass(frozen=True)
@@ -86,17 +124,12 @@ class Retry:
         )
 
 
-def trials_to_retry(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    trials: Sequence[TrialSummary],
-    request: RetryRequest,
-    seconds: float,
-) -> list[int]:
+def trials_to_retry(sweep: SweepTrials, request: RetryRequest) -> list[int]:
     """Return which trials are to be reopened.
 
     Trials that were reopened already and have not ended are not among them: they continue.
     """
+    paths, spec, trials = sweep.paths, sweep.spec, sweep.trials
     wanted = sorted(set(request.trials)) or [t.number for t in trials if t.state == "failed"]
     for number in wanted:
         if fault := _fault(paths, spec, trials, number, fresh=request.fresh):
@@ -109,7 +142,7 @@ def trials_to_retry(
             f"{see}"
         )
     opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
-    stop = active_stop_criterion(spec, opened, seconds) if chosen else None
+    stop = active_stop_criterion(spec, opened, sweep.seconds) if chosen else None
     if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
         more = [word for change in stop.continue_overrides for word in ("-s", change)]
         raise UserError(
@@ -122,7 +155,7 @@ def trials_to_retry(
 def plan_retry(
     paths: SweepPaths,
     spec: SweepSpec,
-    record: TrialRecord,
+    record: TrialSummary,
     *,
     fresh: bool,
     origins: tuple[Origin, Origin] = (Origin(), Origin()),
@@ -150,14 +183,14 @@ def plan_retry(
 
 
 def describe_retries(retries: Sequence[Retry], spec: SweepSpec) -> str:
-    """Return which trials run again, and from where, in one line; empty without any."""
+    """Return which trials run again, and from where, in one line."""
     word = spec.budget.report_word
     each = (
         f"trial {one.number} from "
         + (f"{word} {one.attempt.continued_at}" if one.attempt.continued_at else "step 0")
         for one in retries
     )
-    return f"retry {', '.join(each)}" if retries else ""
+    return f"retry {', '.join(each)}"
 
 
 def complete_retries(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None:
@@ -225,7 +258,7 @@ def _fault(
     return f"it has not failed; it continues with: {paths.command('resume')}"
 
 
-def _newest(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> tuple[int, int]:
+def _newest(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> tuple[int, int]:
     """Return epoch and step of the checkpoint from which a trial continues."""
     fresh = paths.command("retry", "--trial", str(record.number), "--fresh")
     store = trial_store(paths, spec, record.number)
@@ -248,7 +281,7 @@ def _newest(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> tuple[in
 
 
 def _changes(
-    paths: SweepPaths, spec: SweepSpec, record: TrialRecord, before: Origin, now: Origin
+    paths: SweepPaths, spec: SweepSpec, record: TrialSummary, before: Origin, now: Origin
 ) -> str:
     """Return what has changed of a trial's code and configuration since it was trained."""
     found = list(code_changes(before, now))
@@ -301,30 +334,3 @@ def _remove(path: Path, paths: SweepPaths) -> None:
     with tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH) as scratch:
         path.rename(Path(scratch, path.name))
         sync_directory(path.parent)
-
-
-def reopen(
-    paths: SweepPaths,
-    spec: SweepSpec,
-    ledger: Ledger,
-    retries: Iterable[Retry],
-    origin: Origin,
-    warn: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Make failed trials unfinished, and store the new code; see `complete_retries`.
-
-    This is one transaction: after a kill, the retry still knows how the code has changed.
-    """
-    retries = list(retries)
-    if not retries:
-        return
-
-    def store() -> None:
-        ledger.store_origin(origin)
-        for one in retries:
-            ledger.reopen(one.number, one.attempt, one.reopened, steps=one.steps)
-
-    ledger.transaction(store)
-    warn(describe_retries(retries, spec))
-    for caution in filter(None, (one.caution(paths) for one in retries)):
-        warn(caution)

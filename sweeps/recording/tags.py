@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from sweeps.ledger.attributes import ACCUMULATION, Role
+from sweeps.ledger.attributes import ACCUMULATION, ORIGIN_COLUMNS, Role
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER, kind_of
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SweepPaths
@@ -102,14 +102,9 @@ def origin_tags(role: Role, origin: int | None) -> dict[str, str]:
 
     The run of a trial that repeats a configuration is shown below that of its first seed.
     """
-    match role:
-        case "finish":
-            return {"gradsweep.finishes": str(origin)}
-        case "confirm":
-            return {"gradsweep.confirms": str(origin)}
-        case "repeat":
-            return {TAG_REPEATS: str(origin)}
-    return {}
+    if role == "repeat":
+        return {TAG_REPEATS: str(origin)}
+    return {f"gradsweep.{ORIGIN_COLUMNS[role]}": str(origin)} if role in ORIGIN_COLUMNS else {}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:
@@ -118,7 +113,7 @@ def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:
         return BY_PATIENCE
     if record.state != "pruned":
         return ""
-    if reason in (BY_THE_USER, BY_ANOTHER_REQUEST):
+    if reason == BY_THE_USER or reason.startswith(BY_ANOTHER_REQUEST):
         return "user"
     return "sweep" if reason.startswith(BY_THE_SWEEP) else spec.early_stopping.scheduler
 

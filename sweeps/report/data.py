@@ -26,7 +26,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
-from sweeps.trust.comparable_trials import ComparableTrials, compare_all, compare_survivors
+from sweeps.trust.evidence import ComparableTrials, compare_all, compare_survivors
 from sweeps.trust.findings import short_names
 from sweeps.view.sweep_view import SweepView
 

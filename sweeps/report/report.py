@@ -32,10 +32,9 @@ from sweeps.paths import SweepPaths
 from sweeps.report.data import NotEnough, SweepData, read_sweep
 from sweeps.report.figures import Figure, figures
 from sweeps.report.page import PageSection, escape, page, table
-from sweeps.report.report_confirmation import confirmed
 from sweeps.trust.audit.read import audit_sweep
+from sweeps.trust.evaluation import tested_trials
 from sweeps.trust.findings import find
-from sweeps.trust.tested_trials import tested_trials
 from sweeps.view.compare import compare
 from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage
@@ -55,7 +54,7 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     )  # else Optuna logs each trial that a figure leaves out
     sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
-    measured = [*confirmed(sweep.view), *_tested(sweep)]
+    measured = [*_trained_again(sweep), *_tested(sweep)]
     words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *measured]
     sections = [*words, *drawn, _failures(sweep)]
     text = page(sweep.spec.name, _summary(sweep), sections)
@@ -67,6 +66,15 @@ def write_report(paths: SweepPaths, target: Path) -> None:
             f"{target} cannot be written ({error.strerror}); the page has {len(text.encode())} "
             f"bytes; free disk space, or write it elsewhere: {elsewhere}"
         ) from error
+
+
+def _trained_again(sweep: SweepData) -> Iterator[PageSection]:
+    """Yield what a series of extra trials says."""
+    found = sweep.view.series_result
+    if found is not None:
+        items = "".join(f"<li>{escape(one)}</li>\n" for one in found.sentences)
+        body = f"<ul>{items}</ul>{table(found.columns, found.rows)}"
+        yield PageSection(found.title, found.about, body)
 
 
 def _draw(sweep: SweepData, figure: Figure) -> PageSection:

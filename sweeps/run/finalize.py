@@ -31,7 +31,6 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
-from sweeps.run.confirmed import confirm_rows, confirm_tags
 from sweeps.run.session import SweepSession
 from sweeps.stores import lost_weights
 from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
@@ -81,7 +80,7 @@ def finalize_attempt(
     description = {DESCRIPTION: describe_sweep(trials, best, spec, why)}
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
-    elif sweep.only_confirms and left:
+    elif sweep.only_extra and left:
         # The search was interrupted before, and still is.
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif failure is not None:
@@ -98,7 +97,7 @@ def finalize_attempt(
             published = _publish_best(sweep, best[0], trials)
         stopped = {"stopped_by": stop.key} if stop else {}
         recorder.finish(None, "FINISHED", stopped | description)
-    _record_confirmation(sweep)
+    _record_series(sweep)
     pending = _deliver(sweep.delivery, interruption, say)
     undelivered = _deliver_notifications(sweep, interruption)
     code = interruption.exit_code or (NO_SUCCESS if failure else 0)
@@ -122,14 +121,14 @@ def finalize_attempt(
     )
 
 
-def _record_confirmation(sweep: SweepSession) -> None:
-    """Record what a confirmation says of each leader in the leader's run, and who won."""
-    found = sweep.confirmation
-    if found is None:
+def _record_series(sweep: SweepSession) -> None:
+    """Record what a series of extra trials says, in the runs of the trials that it speaks of."""
+    series, trials = sweep.series, sweep.ledger.trials()
+    if series is None:
         return
-    for number, tags in confirm_tags(found).items():
+    for number, tags in series.tags(trials).items():
         sweep.recorder.tag(number, tags)
-    for number, row in confirm_rows(found, sweep.ledger.trials()).items():
+    for number, row in series.rows(trials).items():
         sweep.recorder.log(number, [row])
 
 

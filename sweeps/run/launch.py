@@ -17,15 +17,12 @@ from sweeps.engine.resources import Machine, ResourcePlan, StepMemory, plan
 from sweeps.engine.signals import exit_on_signal
 from sweeps.engine.sweep_plan import make_plan
 from sweeps.engine.system_limits import check_limits
-from sweeps.engine.task_check import TaskFacts, TaskInspector
+from sweeps.engine.task_check import TaskInspector
 from sweeps.errors import ExitRequested, Issue, LedgerError, LockLost, SweepExists, UserError
 from sweeps.ledger.trials import of_search
 from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
-from sweeps.reconcile.extra_training import ExtraTraining
-from sweeps.reconcile.finishing import trials_to_finish
-from sweeps.reconcile.retrying import trials_to_retry
 from sweeps.run.prepared import PreparedSweep, RunDisplay, RunOptions
 from sweeps.run.store_comparison import has_lost_runs, warn_of_other_sweeps
 from sweeps.run.task_code import enter_code_directory
@@ -96,17 +93,13 @@ def resume(
     """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do."""
     paths, extra = view.paths, options.extra
     spec, document = read_again(view, settings, display.warn)
-    to_finish = trials_to_finish(paths, spec, view.records, extra.finish)
-    if extra.retry is not None:
-        trials_to_retry(paths, spec, view.records, extra.retry, view.ledger.seconds)
-    asked = extra.retry is not None or to_finish
+    asked = extra.choose(view.with_spec(spec)) or extra.reopens
     done = not asked and view.concluded and is_unchanged(view.spec, spec)
     if done and (options.offline or not has_lost_runs(view, display.warn)):
         return view.outcome()
     with document.attach_locations():
         display.doing("checking the search")
         dry_run(spec, WarmStart.from_data(view.ledger.warm_start()))
-        options = replace(options, extra=replace(extra, finish=to_finish))
         return attempt(paths, spec, display, options, new=False)
 
 
@@ -192,10 +185,11 @@ def attempt(
                 facts = replace(facts, cautions=[*facts.cautions, *cautions])
             resource_plan = _plan(spec, nodes, facts.step_memory)
             memory = machine.memory if isinstance(machine, Machine) else None
+            splits = SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
             prepared = PreparedSweep(
                 paths=paths,
                 spec=spec,
-                options=replace(options, extra=_with_split(options.extra, spec, facts)),
+                options=replace(options, extra=options.extra.for_task(splits=splits)),
                 new=new,
                 machine=machine,
                 resources=resource_plan,
@@ -225,14 +219,6 @@ def _plan(
         step,
         workers=spec.searched_workers,
     )
-
-
-def _with_split(extra: ExtraTraining, spec: SweepSpec, facts: TaskFacts) -> ExtraTraining:
-    """Let a confirmation vary the split if the task splits its samples by a seed of its own."""
-    if extra.confirm is None:
-        return extra
-    split = SPLIT_SEED in facts.default_arguments or SPLIT_SEED in spec.task.arguments
-    return replace(extra, confirm=replace(extra.confirm, split=split))
 
 
 def check_tracking(spec: SweepSpec) -> None:

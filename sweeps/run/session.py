@@ -14,44 +14,29 @@ from typing import Any, NamedTuple
 
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
-from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.over_seeds import check_repeats, origins, repeats_of
 from sweeps.ledger.reasons import BY_THE_SWEEP
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
-from sweeps.reconcile.confirmation import (
-    Confirmation,
-    check_unchanged,
-    follow,
-    make_request,
-    most_runs,
-    num_unstarted,
+from sweeps.reconcile.extra_training import (
+    PlannedExtra,
+    SweepTrials,
+    TrialSeries,
+    num_missing,
+    read_series,
 )
-from sweeps.reconcile.finishing import (
-    check_free,
-    check_unfinished,
-    make_directories,
-    trials_to_finish,
-)
+from sweeps.reconcile.finishing import check_free, check_unfinished, make_directories
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply, close_stores
-from sweeps.reconcile.retrying import (
-    Retry,
-    complete_retries,
-    describe_retries,
-    plan_retry,
-    reopen,
-    trials_to_retry,
-)
+from sweeps.reconcile.retrying import complete_retries
 from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconcile.store_check import Missing, lost_runs
 from sweeps.recording.notifications import LockedRecorder, Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_tracker
-from sweeps.run.confirming import start_confirmation
 from sweeps.run.prepared import PreparedSweep
 from sweeps.spec.resume_checks import check_origin, check_search_changes, workers_tag
 from sweeps.spec.revisions import changes, describe_changes, read_revisions, read_spec, write_spec
@@ -104,8 +89,8 @@ class SweepSession:
     """A sentence about the runs that the tracking store has lost; None if it has lost none."""
     notifications: Notifications | None = None
     """None if the sweep has no webhook."""
-    only_confirms: bool = False
-    """Whether this driver runs the trials of a confirmation and none of the search."""
+    only_extra: bool = False
+    """Whether this driver runs extra trials and none of the search."""
 
     @property
     def stopped(self) -> StopCriterionMet | None:
@@ -116,17 +101,13 @@ class SweepSession:
     def num_trials(self) -> int:
         """How many trials the sweep has at most when this driver has ended."""
         trials = self.ledger.trials()
-        known = len(trials) if self.only_confirms else self._count(trials)
-        return known + most_runs(
-            self.ledger.confirm_request, trials, minimize=self.ledger.minimize
-        )
+        known = len(trials) if self.only_extra else self._count(trials)
+        return known + (0 if self.series is None else self.series.most(trials))
 
     @property
-    def confirmation(self) -> Confirmation | None:
-        """How far the last confirmation is; None without one."""
-        request = self.ledger.confirm_request
-        trials, minimize = self.ledger.trials(), self.ledger.minimize
-        return None if request is None else follow(request, trials, minimize=minimize)
+    def series(self) -> TrialSeries | None:
+        """The last series of extra trials; None without one."""
+        return read_series(self.ledger.series)
 
     @property
     def num_remaining(self) -> int:
@@ -134,21 +115,16 @@ class SweepSession:
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
         num_new = 0 if self.stopped else self._count(trials) - len(trials)
-        return unfinished + num_new + self._num_unstarted_runs
+        return unfinished + num_new + num_missing(self.series, trials)
 
     @property
     def has_trials_to_run(self) -> bool:
         """Whether this driver has a trial to run."""
-        if not self.only_confirms:
+        if not self.only_extra:
             return self.num_remaining > 0
-        extra = [one for one in self.ledger.trials() if one.role not in ("search", "repeat")]
-        return self._num_unstarted_runs > 0 or not all(one.finished for one in extra)
-
-    @property
-    def _num_unstarted_runs(self) -> int:
-        """How many runs a confirmation needs next that have no trial yet."""
-        trials, minimize = self.ledger.trials(), self.ledger.minimize
-        return num_unstarted(self.ledger.confirm_request, trials, minimize=minimize)
+        trials = self.ledger.trials()
+        extra = [one for one in trials if one.role not in ("search", "repeat")]
+        return num_missing(self.series, trials) > 0 or not all(one.finished for one in extra)
 
     def _count(self, trials: Sequence[TrialRecord]) -> int:
         return count_trials(self.spec.num_trials, trials, self.spec.repeats.seeds)
@@ -272,7 +248,7 @@ def open_sweep(
         fence,
         lost,
         notifications,
-        only_confirms=options.extra.confirm is not None,
+        only_extra=options.extra.only_extra,
     )
 
 
@@ -334,36 +310,16 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
         accepted = prepared.options.accept_changes
         check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
         planned = plan_resume(prepared, before, ledger)
-    if not planned.retries:  # else with the trials, whose attempts note how the code has changed
+    if not planned.stores_origin:
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for.
-    write_spec(paths.spec, spec, planned.describe(spec))
+    write_spec(paths.spec, spec, planned.note)
     revisions = read_revisions(paths.spec)
     ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)
-    reopen(paths, spec, ledger, planned.retries, origin, warn)
-    for number in planned.finish:
-        ledger.add_extra("finish", number)
-    if planned.confirm is not None:
-        start_confirmation(ledger, planned.confirm)
+    planned.store(ledger)
+    for sentence in planned.warnings:
+        warn(sentence)
     return ledger
-
-
-@dataclass(frozen=True)
-class PlannedExtra:
-    """What is trained besides the search, after the checks."""
-
-    retries: Sequence[Retry] = ()
-    finish: Sequence[int] = ()
-    confirm: ConfirmRequest | None = None
-
-    def describe(self, spec: SweepSpec) -> str:
-        """Return what was asked for, in one line; empty for nothing."""
-        leaders = () if self.confirm is None else self.confirm.leaders
-        notes = [describe_retries(self.retries, spec)]
-        for verb, numbers in (("finish", self.finish), ("confirm", leaders)):
-            if numbers:
-                notes.append(f"{verb} {', '.join(f'trial {number}' for number in numbers)}")
-        return "; ".join(filter(None, notes))
 
 
 def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> PlannedExtra:
@@ -375,12 +331,11 @@ def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> P
     paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     extra = prepared.options.extra
     trials = ledger.trials()
-    retry, again = extra.retry, list[int]()
-    if retry is not None:
-        again = trials_to_retry(paths, spec, trials, retry, ledger.seconds)
-    fresh = retry is not None and retry.fresh
+    sweep = SweepTrials(paths, spec, trials, ledger.seconds, read_series(ledger.series))
+    chosen = extra.choose(sweep)
+    again = chosen if extra.reopens else []
     # Without a trained trial there is nothing to compare with.
-    others = [one for one in trials if not (fresh and one.number in again)]
+    others = [one for one in trials if not (extra.starts_over and one.number in chosen)]
     accepted = prepared.options.accept_changes or not _has_trained(paths, before, others)
     check_origin(ledger.origin, origin, before, spec, accepted=accepted)
     if not accepted:
@@ -388,20 +343,13 @@ def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> P
         # A retried trial that finishes a pruned one must continue it exactly, too.
         running = [replace(t, state="running") if t.number in again else t for t in trials]
         check_unfinished(paths, spec, running)
-        check_unchanged(paths, spec, ledger.confirm_request, trials)
+        if sweep.series is not None:
+            sweep.series.check_unchanged(sweep)
     check_search_changes(before, spec, len(of_search(trials)))
-    finish = trials_to_finish(paths, spec, trials, extra.finish)
-    num_new, request = len(finish), None
-    if extra.confirm is not None:
-        request = make_request(paths, spec, trials, ledger.confirm_request, extra.confirm)
-        num_new += len(request.leaders) * request.seeds
-    for index in range(num_new):
+    check_repeats(before, spec)
+    planned = extra.plan(sweep, chosen, (ledger.origin, origin))
+    for index in range(planned.num_new):
         check_free(paths, len(trials) + index)
-    origins = (ledger.origin, origin)
-    retries = [
-        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in again
-    ]
-    planned = PlannedExtra(retries, finish, request)
     _check_workers(paths, spec, trials, planned, prepared.resources.max_workers)
     if accepted:  # trials then resume with the task as it is built now
         for trial in trials:
@@ -420,8 +368,6 @@ def _check_workers(
 
     New trials of the search fit: the spec was checked.
     """
-    leaders = () if planned.confirm is None else planned.confirm.leaders
-    trained = {*(one.number for one in planned.retries), *planned.finish, *leaders}
     issues = [
         does_not_fit(
             trial.number,
@@ -431,7 +377,7 @@ def _check_workers(
             + paths.command("stop", "--trial", str(trial.number)),
         )
         for trial in trials
-        if not trial.finished or trial.number in trained
+        if not trial.finished or trial.number in planned.trains
         if (workers := spec.workers_of(trial.params)) > most
     ]
     if issues:

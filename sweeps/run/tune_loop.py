@@ -21,10 +21,10 @@ from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial, group_of
 from sweeps.errors import LedgerError
 from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
+from sweeps.reconcile.extra_training import SeriesAdder
 from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.stop_criteria import StopMonitor
 from sweeps.run import stop_requests
-from sweeps.run.confirming import ConfirmingTrials
 from sweeps.run.session import SweepSession
 from sweeps.run.stop_requests import StopRequests
 from sweeps.run.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
@@ -73,7 +73,7 @@ class TrialLoop:
                 refuse=self._events.refuse,
                 flush=self._events.flush,
                 warn=observer.warned,
-                add_extra=ConfirmingTrials(
+                add_extra=SeriesAdder(
                     sweep.ledger,
                     ends=lambda: self._events.num_finished,
                     flush=self._events.flush,
@@ -82,8 +82,7 @@ class TrialLoop:
             ),
             Capacity(plan.max_concurrency, num_threads(plan.cpu), plan.max_workers),
         )
-        self._only_extra = sweep.only_confirms
-        self._searcher.paused = sweep.only_confirms
+        self._only_extra = self._searcher.paused = sweep.only_extra
         self._stop_monitor = StopMonitor(
             sweep.spec,
             sweep.ledger,
@@ -116,7 +115,7 @@ class TrialLoop:
         for number, reason in self._searcher.never_promoted().items():
             self._events.stop(number, reason, live=False)
         self._events.interrupt_live()  # a paused trial resumes when the sweep does
-        if not self._only_extra:  # time that confirms is not the search's
+        if not self._only_extra:  # their time is not the search's
             self._stop_monitor.keep()
 
     def _tuner(self) -> tune.Tuner:

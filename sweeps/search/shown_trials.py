@@ -3,8 +3,8 @@
 Samplers of Optuna know no edited spaces, repeated seeds, pauses or rungs. A sampler receives the
 trials of the ledger after three steps:
 
-1. `of_search` marks what a shorter budget has cut off, leaves out confirmations, and makes one
-   trial of all seeds of a configuration.
+1. `of_search` marks what a shorter budget has cut off, leaves out those that train a point
+   again, and makes one trial of all seeds of a configuration.
 2. `as_points` makes them points of the current space, with paused trials as ended ones, and puts
    the trials of earlier sweeps before them.
 3. `for_sampler` does what a kind of sampler needs. It takes values at one rung where lengths
@@ -25,13 +25,7 @@ from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import optuna
-from optuna.samplers import (
-    BaseSampler,
-    CmaEsSampler,
-    GPSampler,
-    NSGAIISampler,
-    TPESampler,
-)
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 

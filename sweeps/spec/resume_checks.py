@@ -17,7 +17,6 @@ from typing import Any
 from sweeps.errors import OriginChanged, SearchChanged, dotted
 from sweeps.spec.revisions import changes
 from sweeps.spec.search_checks import range_faults
-from sweeps.spec.sections import RepeatsConfig
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
 from trainable.user_code.fingerprint import ARGUMENTS, differences
@@ -34,14 +33,6 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"select is {before.select} in this sweep and cannot become {after.select}: the "
             "sampler has received the values of trials that have ended, and Optuna never changes "
             "them; start a new sweep with `sweep run FILE --name NAME`"
-        )
-    if before.repeats != after.repeats:
-        raise SearchChanged(
-            f"repeats is {_repeats(before)} in this sweep and cannot become {_repeats(after)}: "
-            "its trials have been trained and compared with their seeds, and other seeds would "
-            "not be common to all configurations; start a new sweep with "
-            "`sweep run FILE --name NAME`, or train the leaders with more seeds by "
-            "`sweep confirm`"
         )
     old, new = before.search, after.search
     if old.warm_start != new.warm_start:
@@ -65,12 +56,6 @@ def _check_ranges(before: SweepSpec, after: SweepSpec) -> None:
     changed = {key: one for key, one in after.space.items() if kept.get(key) != one}
     for fault in range_faults(changed, after.search):
         raise SearchChanged(f"{dotted(fault.path)}: {fault.message}")
-
-
-def _repeats(spec: SweepSpec) -> str:
-    repeats = spec.repeats
-    plain = repeats.value == RepeatsConfig().value
-    return str(repeats.seeds) if plain else write_flow(repeats.model_dump(mode="json"))
 
 
 def _check_reports(before: SweepSpec, after: SweepSpec) -> None:

@@ -309,10 +309,10 @@ class SweepSpec(Section):
         data["patience"] = self.early_stopping.patience
         data["workers"] = workers_of(self.resources, params)
         data["data_seed"] = derive_seed(self.seed, "data")
-        if seed.purpose == "confirm":  # all that is drawn is drawn under the common seed
-            data["data_seed"] = derive_seed(self.seed, "confirm", "data", seed.number)
+        if seed.decides_data:
+            data["data_seed"] = derive_seed(self.seed, seed.purpose, "data", seed.number)
         if seed.split:
-            drawn = derive_seed(self.seed, "confirm", "split", seed.number)
+            drawn = derive_seed(self.seed, seed.purpose, "split", seed.number)
             data["task"] = {**data["task"], SPLIT_SEED: drawn % _SPLIT_SEEDS}
         doc = Document(f"trial {seed.number}", data, {})
         for key, value in params.items():

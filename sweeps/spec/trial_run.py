@@ -17,15 +17,21 @@ from trainable.config import TrialConfig
 class TrialSeed(NamedTuple):
     """What the seed of a trial is derived from, besides the seed of the sweep.
 
-    All configurations that are confirmed or repeated train with the same few seeds, so that they
-    can be compared in pairs.
+    Configurations that are trained again share the same few seeds, so that they can be compared in
+    pairs.
     """
 
-    purpose: Literal["trial", "confirm", "repeat"]
+    purpose: str
+    """`trial` for a seed of its own, else the role of the trials that have the common seed."""
     number: int
     """The trial's number, or the position of a common seed, from 0."""
     split: bool = False
     """Whether the common seed also decides the task's argument `split_seed`."""
+
+    @property
+    def decides_data(self) -> bool:
+        """Whether the common seed also decides the order of the data."""
+        return self.purpose not in ("trial", "repeat")
 
 
 def num_threads(cpu: float) -> int:

@@ -20,13 +20,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from sweeps.formatting import format_number
 from sweeps.stopping.asha import FrontStopper
 from sweeps.stopping.metric_values import Value, all_values, as_losses, as_value
-from sweeps.stopping.rule import (
-    Reports,
-    Standing,
-    StopDecider,
-    make_pausing_rule,
-    minimize_of,
-)
+from sweeps.stopping.rule import Reports, Standing, StopDecider, make_pausing_rule, minimize_of
 from sweeps.stopping.seed_means import SeedMeans, over_seeds
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 from trainable.seeding import derive_seed
@@ -165,7 +159,7 @@ class ByPlace:
     """Ask a rule that receives the place of a trial among those of the search as its number.
 
     HyperBand chooses the bracket of a trial by its number. So it chooses the same ones whether or
-    not other trials were finished, confirmed or repeated.
+    not there are extra trials.
     """
 
     def __init__(self, rule: TrialStopper, places: Mapping[int, int]) -> None:

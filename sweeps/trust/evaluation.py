@@ -1,14 +1,15 @@
 """Evaluate one trial's best checkpoint on test data, and record the values.
 
-The values are written beside the trial first, and then queued for the trial's run. What must not
-live here: the evaluation (`trainable.evaluate_test`), and what a test value is worth
-(`trust.tested_trials`).
+The values are written beside the trial first, and then queued for the trial's run. A value on test
+data is unbiased only if nothing was chosen by it, and the result says where that is in doubt. What
+must not live here: the evaluation (`trainable.evaluate_test`), and the file with the results
+(`trainable.store.notes`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,14 +33,19 @@ from sweeps.stores import (
     reach_tracking,
 )
 from sweeps.sweep_lock import SweepLock
-from sweeps.trust.tested_trials import selection_cautions
 from sweeps.view.sweep_view import NoBest, SweepView
 from tracking.outbox_recorder import set_target, sync
 from tracking.outbox_status import read_outbox
 from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation
-from trainable.store.notes import RecordedTest, append_tested, read_tested, tested_rows
+from trainable.store.notes import (
+    RecordedTest,
+    append_tested,
+    latest_tested,
+    read_tested,
+    tested_rows,
+)
 
 _PATIENCE = 30.0
 """Seconds without a delivery after which the records are left to `sweep sync`."""
@@ -197,3 +203,44 @@ def _deliver(paths: SweepPaths, view: SweepView, *, offline: bool) -> str | None
         place, sweep_id = (tracker.uri, tracker.artifact_root), view.ledger.sweep_id
         sync(*place, spec.name, sweep_id, paths.outbox, patience=_PATIENCE)
     return fault
+
+
+def tested_trials(view: SweepView) -> dict[int, RecordedTest]:
+    """Return the newest result of each trial that was evaluated on test data, by its number."""
+    found = {one.number: latest_tested(view.paths.trial(one.number)) for one in view.records}
+    return {number: result for number, result in found.items() if result is not None}
+
+
+def selection_cautions(view: SweepView, record: TrialSummary, times: int) -> Iterator[str]:
+    """Yield why the test value of a trial may be too good, in sentences."""
+    front, by = view.ledger.front(), view.spec.objective_description
+    others = [number for number in tested_trials(view) if number != record.number]
+    if record.search_number not in [one.search_number for one in front]:
+        best = f"{_trials([one.number for one in front])} by the {by}" if front else "none yet"
+        yield (
+            f"trial {record.number} is not the best trial ({best}); to choose a trial by its test "
+            "value is selection on the test data, and the chosen value is too optimistic; "
+            "report the test value of the trial that validation chose"
+        )
+    elif others:
+        were = "was" if len(others) == 1 else "were"
+        yield (
+            f"{_trials(others)} of this sweep {were} tested, too; to choose among them by their "
+            "test values is selection on the test data"
+        )
+    if times > 1:
+        yield (
+            f"this trial was evaluated on test data {times} times; what is changed because of a "
+            "test value is chosen by the test data"
+        )
+    if view.num_left:
+        left = f"{view.num_left} trial{'s' if view.num_left > 1 else ''}"
+        yield (
+            f"{left} of this sweep still have to end; the best trial may change, and "
+            "each further test looks at the test data again; test when the sweep is finished"
+        )
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers))
+    return f"trial {shown}" if len(numbers) == 1 else f"trials {shown}"

@@ -1,7 +1,8 @@
 """State what a sweep found, in a few sentences, and how it continues.
 
 Each sentence is stated only if the numbers support it, and says from how many trials it is. What
-must not live here: printing, and figures (`report`).
+must not live here: printing, figures (`report`), and what is unhealthy
+(`trainable.watch.health`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from sweeps.spec.space import is_number
 from sweeps.stopping.metric_values import first_value
 from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stopping.seed_means import over_seeds
-from sweeps.trust.comparable_trials import ComparableTrials, compare_all
-from sweeps.trust.confirmation import find_confirmation
-from sweeps.trust.health_warnings import health_sentences
+from sweeps.trust.evidence import (
+    BadRegion,
+    ComparableTrials,
+    NearBound,
+    RankEffect,
+    bad_regions,
+    chance_difference,
+    compare_all,
+    near_bounds,
+    rank_effects,
+)
 from sweeps.trust.next_search import next_overrides
-from sweeps.trust.rank_effects import RankEffect, rank_effects
-from sweeps.trust.seed_values import chance_difference
-from sweeps.trust.space_regions import BadRegion, NearBound, bad_regions, near_bounds
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_view import SweepView
 from sweeps.view.usage import usage
@@ -42,14 +48,16 @@ _CHANCE = 0.05
 _FEWEST_FOR_MEDIAN = 5
 _MOST_REGIONS, _MOST_BOUNDS, _MOST_REASONS = 2, 1, 2
 _LONGEST_REASON = 160
+_MOST_WARNINGS = 2
+_NUMBER = re.compile(r"\d[\d.e+-]*")
 
 
 class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `equal`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space`, `failures`
-    or `health`."""
+    """`best`, `equal`, `importance`, `region`, `bound`, `epochs`, `space`, `failures` or `health`,
+    or the kind of a `SeriesResult`."""
     sentence: str
 
 
@@ -130,7 +138,7 @@ class _Evidence:
         sentences = [
             *self._best(),
             *self._equal(),
-            *self._confirmed(),
+            *self._extra(),
             *self._importance(),
             *(self._region(region) for region in regions),
             *map(self._bound, bounds),
@@ -230,10 +238,10 @@ class _Evidence:
             "other values, and whether the metric can show it.",
         )
 
-    def _confirmed(self) -> Iterator[Finding]:
-        found = find_confirmation(self.view)
+    def _extra(self) -> Iterator[Finding]:
+        found = self.view.series_result
         if found is not None:
-            yield Finding("confirmed", found.in_one_sentence())
+            yield Finding(found.kind, found.sentences[0])
 
     def _margin(self, best: TrialSummary) -> str:
         """Return by how much the best trial is better than the spec's own values, or others."""
@@ -404,3 +412,31 @@ def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:
         return find(SweepView(paths))
     except (LedgerError, OSError):  # the sweep itself has ended well
         return None
+
+
+def health_sentences(records: Sequence[TrialSummary]) -> list[str]:
+    """Return the warnings that most trials had, each with one of these trials.
+
+    Warnings that differ only in their numbers are one.
+    """
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for record in records:
+        for signal in record.signals or ():
+            alike.setdefault(_NUMBER.sub("#", signal), []).append((record.number, signal))
+    groups = sorted(alike.values(), key=len, reverse=True)
+    sentences = [
+        f"{_who(group, len(records))}: {group[0][1]}." for group in groups[:_MOST_WARNINGS]
+    ]
+    if rest := len(groups) - len(sentences):
+        kinds = "kinds" if rest > 1 else "kind"
+        sentences.append(
+            f"{rest} more {kinds} of health warnings: see `sweep show` of each trial."
+        )
+    return sentences
+
+
+def _who(group: Sequence[tuple[int, str]], num_trials: int) -> str:
+    number = group[0][0]
+    if len(group) == 1:
+        return f"Trial {number} has a health warning"
+    return f"{len(group)} of {num_trials} trials have a health warning, as trial {number}"

@@ -1,7 +1,7 @@
 """Propose how a finished sweep continues: more trials, in a narrowed or widened space.
 
 Each change is checked as a resume checks it, so that the command works. What must not live here:
-what was found (`space_regions`), and sentences (`findings`).
+what was found (`evidence`), and sentences (`findings`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sweeps.spec.space import (
     Uniform,
 )
 from sweeps.spec.spec import parse_with_positions
-from sweeps.trust.space_regions import BadRegion, NearBound, place, scale
+from sweeps.trust.evidence import BadRegion, NearBound, place, scale
 from sweeps.view.sweep_view import SweepView
 
 _WIDER = 1 / 3

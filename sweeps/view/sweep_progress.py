@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from redaction.escapes import visible
-from sweeps.ledger.attributes import Role
+from sweeps.ledger.attributes import COUNTED, Role
 from sweeps.ledger.over_seeds import missing_seeds, state_of
 from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result, of_search
 from sweeps.paths import SweepPaths
@@ -111,7 +111,7 @@ def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow
         values = [
             (row, row.metrics[name])
             for row in rows
-            if row.role != "confirm" and has_result(row.state, spec.select) and name in row.metrics
+            if row.role in COUNTED and has_result(row.state, spec.select) and name in row.metrics
         ]
     finite = [one for one in values if math.isfinite(one[1])]
     return min(finite, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)

@@ -22,7 +22,7 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialSummary, count_trials, of_search
 from sweeps.paths import SweepPaths, list_sweeps, resolve_root
 from sweeps.reconcile.collect_state import read_sweep_state
-from sweeps.reconcile.confirmation import num_unstarted
+from sweeps.reconcile.extra_training import SeriesResult, SweepTrials, num_missing, read_series
 from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.reconcile.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.reconcile.stop_criteria import active_stop_criterion
@@ -109,6 +109,8 @@ class SweepView:
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)
         """The criterion that ends the sweep before all of its trials have run."""
+        self.series = read_series(self.ledger.series)
+        """The last series of extra trials; None without one."""
         self._pauses = make_pausing_rule(self.spec)
 
     @classmethod
@@ -134,7 +136,7 @@ class SweepView:
     def num_left(self) -> int:
         """How many trials have not ended, or not started."""
         unfinished = sum(not trial.finished for trial in self.records)
-        return unfinished + (0 if self.stop else self._num_unstarted) + self._num_unstarted_runs
+        return unfinished + (0 if self.stop else self._num_unstarted) + self._num_missing_extra
 
     @property
     def abort(self) -> Abort | None:
@@ -227,7 +229,7 @@ class SweepView:
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
         known = count_trials(self.spec.num_trials, self.records, self.spec.repeats.seeds)
-        return known + self._num_unstarted_runs
+        return known + self._num_missing_extra
 
     @property
     def _num_unstarted(self) -> int:
@@ -236,10 +238,18 @@ class SweepView:
         return count - len(self.records)
 
     @cached_property
-    def _num_unstarted_runs(self) -> int:
-        """How many runs a confirmation needs next that have no trial yet."""
-        request, minimize = self.ledger.confirm_request, self.ledger.minimize
-        return num_unstarted(request, self.records, minimize=minimize)
+    def _num_missing_extra(self) -> int:
+        """How many extra trials a series needs next that do not exist yet."""
+        return num_missing(self.series, self.records)
+
+    @cached_property
+    def series_result(self) -> SeriesResult | None:
+        """What the last series of extra trials says; None without one."""
+        return None if self.series is None else self.series.result(self.spec, self.records)
+
+    def with_spec(self, spec: SweepSpec) -> SweepTrials:
+        """Return the sweep as it resumes with an edited spec."""
+        return SweepTrials(self.paths, spec, self.records, self.ledger.seconds, self.series)
 
     def status(self) -> dict[str, Any]:
         """Return what `sweep list --json` prints of a sweep."""
@@ -247,7 +257,7 @@ class SweepView:
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
             counts["waiting"] += self._num_unstarted
-        counts["waiting"] += self._num_unstarted_runs
+        counts["waiting"] += self._num_missing_extra
         best = [
             {
                 "number": one.number,

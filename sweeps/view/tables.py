@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redaction.escapes import spreadsheet_cell
 from sweeps.errors import UserError
 from sweeps.formatting import quoted
+from sweeps.ledger.attributes import ORIGIN_COLUMNS
 from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.spec.error_messages import nearest
 from sweeps.spec.spec import SweepSpec
@@ -62,8 +63,7 @@ def trials_frame(view: SweepView) -> pd.DataFrame:
                 "ended_at": record.ended_at,
                 "seconds": record.seconds,
                 "attempts": record.attempts,
-                "finishes": record.finishes,
-                "confirms": record.confirms,
+                **record.origins,
                 **(_of_seeds(record) if seeds else {}),
                 "reason": record.reason,
                 "run_id": row["mlflow_run_id"],
@@ -71,9 +71,9 @@ def trials_frame(view: SweepView) -> pd.DataFrame:
         )
     ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
     seed_columns = _SEED_COLUMNS if seeds else ()
-    ends += ["attempts", "finishes", "confirms", *seed_columns, "reason", "run_id"]
+    ends += ["attempts", *ORIGIN_COLUMNS.values(), *seed_columns, "reason", "run_id"]
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
-    integers = ["best_epoch", "best_step", "finishes", "confirms"]
+    integers = ["best_epoch", "best_step", *ORIGIN_COLUMNS.values()]
     whole = dict.fromkeys([*integers, *(_SEED_COUNTS if seeds else ())], "Int64")
     return frame.astype(whole).set_index("trial")
 
@@ -285,8 +285,7 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     first = ["number", "state"]
     last = [
         "attempts",
-        "finishes",
-        "confirms",
+        *ORIGIN_COLUMNS.values(),
         "reason",
         "started_at",
         "ended_at",
@@ -297,20 +296,19 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     for row in rows:
         values = row["value"] if isinstance(row["value"], list) else [row["value"]]
         values += [None] * (len(spec.metrics) - len(values))
+        origins = {
+            column: row["origin"] if row["role"] == role else None
+            for role, column in ORIGIN_COLUMNS.items()
+        }
         cells = [
             *(row[name] for name in first),
             *values,
             *(row["epoch"], row["step"]),
             *(row["params"].get(key) for key in keys),
-            *(row[name] if name != "confirms" else _confirms(row) for name in last),
+            *(origins[name] if name in origins else row[name] for name in last),
         ]
         writer.writerow(map(spreadsheet_cell, cells))
     return text.getvalue()
-
-
-def _confirms(row: dict[str, Any]) -> int | None:
-    """Return which leader a trial trains again; None for other trials."""
-    return row["origin"] if row["role"] == "confirm" else None
 
 
 def _column(name: str, spec: SweepSpec) -> tuple[str, int]:

@@ -26,7 +26,6 @@ STARTED = (  # each by the module that calls it
     "sweeps.run.launch.TaskInspector",
     "sweeps.cli.train.TaskInspector",
     "sweeps.run.launch.attempt",
-    "sweeps.trust.confirm.attempt",
     "sweeps.run.stop_requests.stop_sweep",
     "sweeps.artifacts.export.export_best",
     "sweeps.artifacts.export.register_best",

@@ -18,7 +18,7 @@ from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, top_fifth
 from sweeps.trust.audit.effects import shares_of
-from sweeps.trust.space_regions import NearBound, Side, ends, near_bounds, place
+from sweeps.trust.evidence import NearBound, Side, ends, near_bounds, place
 
 _card = partial(Card, "bounds", "Do the best trials lie at a bound of the space?")
 _FEWEST = 20

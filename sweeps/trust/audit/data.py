@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sweeps.spec.space import Distribution
-from sweeps.trust.space_regions import BadRegion, NearBound
+from sweeps.trust.evidence import BadRegion, NearBound
 
 if TYPE_CHECKING:
     from sweeps.statistics.common_seeds import NoiseFloor
@@ -94,7 +94,7 @@ class AuditData:
     repeats: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     """For trials that were trained again: by number, the value under each common seed."""
     tied: Sequence[int] | None = None
-    """Whom the last confirmation cannot tell apart, or its winner alone; None: none has ended."""
+    """Whom common seeds cannot tell apart, or their winner alone; None: none has ended."""
     num_validation: int | None = None
     """How many validation samples there are; None if that is unknown."""
     population: bool = False

@@ -14,8 +14,7 @@ from sweeps.spec.yaml_scalars import write_flow
 from sweeps.statistics.variance_shares import Share, VarianceShares, variance_shares
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData
-from sweeps.trust.rank_effects import rank_effects
-from sweeps.trust.space_regions import place
+from sweeps.trust.evidence import place, rank_effects
 
 _card = partial(Card, "effects", "Does each searched parameter have an effect?")
 _NOTHING = 0.05

@@ -1,6 +1,6 @@
 """Where in the space do trials diverge or fail?
 
-What must not live here: regions of one parameter in which all trials failed (`space_regions`), and
+What must not live here: regions of one parameter in which all trials failed (`evidence`), and
 the reasons of failures (`findings`).
 """
 
@@ -18,7 +18,7 @@ from sweeps.spec.space import Choice, is_number
 from sweeps.statistics.proportions import hypergeometric_tail, wilson_interval
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData
-from sweeps.trust.space_regions import BadRegion, Side, ends
+from sweeps.trust.evidence import BadRegion, Side, ends
 
 _card = partial(Card, "failures", "Where do trials diverge or fail?")
 _FEWEST_FAILED = 4

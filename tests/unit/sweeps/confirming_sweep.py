@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import Ending, TrialRecord
-from sweeps.reconcile.confirmation import Confirmation, ConfirmOptions, follow
-from sweeps.reconcile.extra_training import ExtraTraining
-from sweeps.run.confirming import ConfirmingTrials
+from sweeps.reconcile.extra_training import SeriesAdder, read_series
 from sweeps.run.session import open_ledger
+from sweeps.trust.confirm import Confirmation, ConfirmLeaders, ConfirmRequest, stored_request
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 
 Value = Callable[[int, int], float | None]
@@ -21,11 +19,14 @@ SECONDS = {0: 60.0, 1: 30.0}
 
 def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
     """Open the sweep as `sweep confirm` does, and return what the ledger stores."""
-    asked = ConfirmOptions(**options)  # type: ignore[arg-type]  # the caller knows the types
-    made.ledger = open_ledger(
-        prepared(made.paths, made.spec, extra=ExtraTraining(confirm=asked)), print
-    )
-    found = made.ledger.confirm_request
+    asked = ConfirmLeaders(**options)  # type: ignore[arg-type]  # the caller knows the types
+    made.ledger = open_ledger(prepared(made.paths, made.spec, extra=asked), print)
+    return stored(made.ledger)
+
+
+def stored(ledger: Ledger) -> ConfirmRequest:
+    """Return the request that a ledger stores."""
+    found = stored_request(read_series(ledger.series))
     assert found is not None
     return found
 
@@ -33,14 +34,12 @@ def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
 def found(made: MadeSweep) -> Confirmation:
     """Return how far the confirmation is, read anew."""
     ledger = Ledger.open(made.paths.ledger)
-    known = ledger.confirm_request
-    assert known is not None
-    return follow(known, ledger.trials(), minimize=ledger.minimize)
+    return stored(ledger).follow(ledger.trials())
 
 
 def add(made: MadeSweep) -> list[TrialRecord]:
     """Add the runs that are needed next, as a driver that has just begun."""
-    adding = ConfirmingTrials(made.ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None)
+    adding = SeriesAdder(made.ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None)
     return adding()
 
 

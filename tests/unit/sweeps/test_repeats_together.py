@@ -10,7 +10,7 @@ import pytest
 from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import next_seed, origins
-from sweeps.reconcile.retrying import RetryRequest, trials_to_retry
+from sweeps.reconcile.retrying import RetryRequest
 from sweeps.search.shown_trials import ShownTrials, values_at
 from sweeps.spec.spec import parse_spec
 from sweeps.stopping.asha import Asha
@@ -145,8 +145,7 @@ def test_retried_seed_makes_its_configuration_unfinished(tmp_path: Path) -> None
     trials = made.ledger.trials()
     assert trials[first].over_seeds.state == "failed"
     assert next_seed(trials, 3) is None
-    chosen = trials_to_retry(made.paths, made.spec, trials, RetryRequest(), 0.0)
-    assert chosen == [seed]
+    assert RetryRequest().choose(made.view.with_spec(made.spec)) == [seed]
     attempt = FailedAttempt(1, "ValueError: x", 1, None, 1, "")
     made.ledger.reopen(seed, attempt, Reopened(False, False), steps={1: 10})
     trials = made.ledger.trials()

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from sweeps import Sweep
 from sweeps.cli.app import app
 from sweeps.report.report import audit_section
-from sweeps.trust.audit.read import audit_data
-from sweeps.trust.audit.recorded import read_clipping, read_num_validation
+from sweeps.trust.audit.read import audit_data, read_clipping, read_num_validation
 from sweeps.trust.audit.registry import CARDS
-from sweeps.trust.confirmation import find_confirmation
+from sweeps.trust.confirm import find_confirmation
 from tests.unit.sweeps.confirming_sweep import request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.store.metrics_file import Row
@@ -164,7 +163,7 @@ def test_clipping_of_a_long_run_is_sampled(
     ]
     sweep.log(number, *rows)
     whole = read_clipping(sweep.paths.trial(number), 1.0, 3000)
-    monkeypatch.setattr("sweeps.trust.audit.recorded._WHOLE", 1000)
-    monkeypatch.setattr("sweeps.trust.audit.recorded._PART", 500)
+    monkeypatch.setattr("sweeps.trust.audit.read._WHOLE", 1000)
+    monkeypatch.setattr("sweeps.trust.audit.read._PART", 500)
     assert read_clipping(sweep.paths.trial(number), 1.0, 3000) == whole
     assert read_clipping(tmp_path, 1.0, 3000) is None

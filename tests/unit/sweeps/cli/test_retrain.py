@@ -13,7 +13,7 @@ from sweeps.cli.app import app
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.trust.reproduced import Difference, first_difference
+from sweeps.trust.reproduction import Difference, first_difference
 from sweeps.view.sweep_view import SweepView
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, PRUNED, RESUMED

@@ -15,8 +15,8 @@ from sweeps.cli.app import app
 from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile.collect_state import read_sweep_state
-from sweeps.reconcile.extra_training import ExtraTraining
 from sweeps.reconcile.finishing import (
+    FinishPruned,
     can_offer_finish,
     check_free,
     check_unfinished,
@@ -73,7 +73,7 @@ def _open(sweep: MadeSweep, *numbers: int) -> Any:
         sweep.paths,
         read_spec(sweep.paths.spec).spec,
         accept_changes=True,
-        extra=ExtraTraining(finish=numbers),
+        extra=FinishPruned(numbers),
     )
     return open_ledger(ready, print)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,10 @@ from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile import retrying
 from sweeps.reconcile.collect_state import read_sweep_state
-from sweeps.reconcile.extra_training import ExtraTraining
+from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconcile.reconcile import MissingReport, OrphanedRun, reconcile
 from sweeps.reconcile.repairs import apply
-from sweeps.reconcile.retrying import RetryRequest, complete_retries, trials_to_retry
+from sweeps.reconcile.retrying import RetryRequest, complete_retries
 from sweeps.recording.tags import end_tags
 from sweeps.run import session
 from sweeps.run.session import open_ledger
@@ -88,7 +89,7 @@ def sweep(template: MadeSweep, tmp_path: Path) -> MadeSweep:
 
 
 def _open(
-    sweep: MadeSweep, retry: RetryRequest | None, said: list[str] | None = None, **more: Any
+    sweep: MadeSweep, extra: ExtraTraining, said: list[str] | None = None, **more: Any
 ) -> Ledger:
     warn: Callable[[str], None] = (said if said is not None else []).append
     ready = prepared(
@@ -96,14 +97,14 @@ def _open(
         more.pop("spec", sweep.spec),
         origin=more.pop("origin", Origin()),
         accept_changes=more.pop("accepted", True),
-        extra=ExtraTraining(retry=retry),
+        extra=extra,
     )
     return open_ledger(ready, warn)
 
 
-def _reopen(sweep: MadeSweep, retry: RetryRequest | None) -> Ledger:
+def _reopen(sweep: MadeSweep, extra: ExtraTraining) -> Ledger:
     """Do what a driver does before it reconciles."""
-    ledger = _open(sweep, retry)
+    ledger = _open(sweep, extra)
     complete_retries(sweep.paths, sweep.spec, ledger)
     return ledger
 
@@ -297,7 +298,7 @@ def test_asking_twice_runs_it_again_once(sweep: MadeSweep) -> None:
     ledger = _open(sweep, ALL)
     assert len(ledger.trial(FAILED).failed_attempts) == 1
     assert "has not ended" in _refused(sweep, FAILED, fresh=True)
-    assert trials_to_retry(sweep.paths, sweep.spec, ledger.trials(), ALL, 0.0) == []
+    assert ALL.choose(sweep.view.with_spec(sweep.spec)) == []
 
 
 def test_trial_may_fail_and_run_again_twice(sweep: MadeSweep) -> None:
@@ -352,7 +353,7 @@ def _kill(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool
     [
         (session, "write_spec", True, False),
         (Ledger, "reopen", True, False),  # of the first trial, in the transaction of both
-        (session, "reopen", True, True),
+        (sys.modules[__name__], "complete_retries", False, True),
         (retrying, "replace_runs", True, True),
         (retrying, "_remove", False, True),
         (retrying, "sync_directory", True, True),
@@ -374,7 +375,7 @@ def test_kill_leaves_the_failed_or_the_reopened_trial(
         _kill(patched, owner, name, after=after)
         with pytest.raises(_Killed):
             _reopen(sweep, RetryRequest(fresh=fresh))
-    ledger = _reopen(sweep, None)  # the next driver, which was asked for nothing
+    ledger = _reopen(sweep, NO_EXTRA)  # the next driver, which was asked for nothing
     if not is_reopened:
         assert ledger.trials() == before
         for number in (FAILED, DIVERGED):

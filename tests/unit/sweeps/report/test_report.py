@@ -26,7 +26,7 @@ from sweeps.report.report import write_report
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.halving import bracket_of
-from sweeps.trust.comparable_trials import compare_survivors
+from sweeps.trust.evidence import compare_survivors
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

@@ -13,7 +13,7 @@ from sweeps.report.data import NotEnough, SweepData, read_sweep
 from sweeps.report.figures import FIGURES, contours, importance, parallel, slices
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
-from sweeps.trust.comparable_trials import compare_all
+from sweeps.trust.evidence import compare_all
 from sweeps.trust.findings import find
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

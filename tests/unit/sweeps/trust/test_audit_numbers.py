@@ -15,7 +15,7 @@ from sweeps.trust.audit import bounds, effects, stopping
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial
 from sweeps.trust.audit.registry import CARDS
-from sweeps.trust.space_regions import NearBound
+from sweeps.trust.evidence import NearBound
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -11,13 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
-from sweeps.report.report_confirmation import confirmed
-from sweeps.run.confirmed import confirm_rows, confirm_tags
-from sweeps.trust.confirmation import confirmed_trial, find_confirmation
+from sweeps.trust.confirm import confirmed_trial, find_confirmation
 from sweeps.trust.findings import find
 from sweeps.view.sweep_view import NoBest
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.confirming_sweep import Value, found, request, run
+from tests.unit.sweeps.confirming_sweep import Value, found, request, run, stored
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 NOISE = (0.011, -0.004, 0.006, -0.012, 0.002)
@@ -95,15 +93,18 @@ def test_failed_leader_is_never_silent(tmp_path: Path) -> None:
     assert result is not None
     assert result.leaders[-1].standing == "failed"
     assert "Trial 1 is out: its run under seed 0" in result.sentences()[-1]
-    assert confirm_tags(found(made))[1]["confirm"].startswith("out: ")
+    assert found(made).tags()[1]["confirm"].startswith("out: ")
 
 
 def test_status_report_and_best_show_it(tmp_path: Path) -> None:
     made = _confirmed(tmp_path, _clear)
     topics = {one.topic: one.sentence for one in find(made.view).sentences}
     assert "Trial 0 is the best of the leaders" in topics["confirmed"]
-    (section,) = confirmed(made.view)
-    assert_parts(section.body, "Trial 0 is the best", "<td>0</td><td>first</td>")
+    result = made.view.series_result
+    assert result is not None
+    assert result.sentences[0] == topics["confirmed"]
+    assert list(result.rows[0][:2]) == ["0", "first"]
+    assert len(result.rows[0]) == len(result.columns)
     best = _json(made, "best", "--confirmed")
     assert best["number"] == 0
     assert best["confirmation"]["standing"] == "first"
@@ -150,7 +151,7 @@ def test_unfinished_confirmation_has_no_winner_and_is_left_to_do(tmp_path: Path)
     run(made, _clear, most=1)
     with pytest.raises(NoBest, match="has not ended"):
         confirmed_trial(made.view)
-    assert confirm_tags(found(made)) == {}
+    assert stored(made.ledger).tags(made.ledger.trials()) == {}
     run(made, _clear)
     assert made.view.state == "finished"
     assert confirmed_trial(made.view).number == 0
@@ -159,9 +160,10 @@ def test_unfinished_confirmation_has_no_winner_and_is_left_to_do(tmp_path: Path)
 def test_tracking_gets_numbers_by_leader(tmp_path: Path) -> None:
     made = _confirmed(tmp_path, _clear)
     state = found(made)
-    tags = confirm_tags(state)
+    series, trials = stored(made.ledger), made.ledger.trials()
+    tags = series.tags(trials)
     assert tags[None] == {"confirmed_trial": "0"}
-    rows = confirm_rows(state, made.ledger.trials())
+    rows = series.rows(trials)
     assert rows.keys() == {0, 1, 2}
     assert rows[0].metrics["confirm/num_seeds"] == len(state.values[0])
     assert rows[0].metrics["confirm/p_best"] >= 0.95

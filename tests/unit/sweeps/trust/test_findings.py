@@ -14,10 +14,8 @@ from typer.testing import CliRunner
 import sweeps.run.launch as operation
 from sweeps.cli.app import app
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.evidence import bad_regions, chance_difference, rank_effects
 from sweeps.trust.findings import Findings, find, short_names
-from sweeps.trust.rank_effects import rank_effects
-from sweeps.trust.seed_values import chance_difference
-from sweeps.trust.space_regions import bad_regions
 from sweeps.view.outcome import SweepOutcome
 from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
 

@@ -11,7 +11,7 @@ from sweeps.recording.descriptions import describe_sweep, describe_trial
 from sweeps.recording.notifications import Notifier
 from sweeps.report.data import read_sweep
 from sweeps.spec.spec import parse_spec
-from sweeps.trust.comparable_trials import compare_all
+from sweeps.trust.evidence import compare_all
 from sweeps.trust.findings import find
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.sweep_progress import epochs_left

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import SearchChanged, SpecError, UserError
+from sweeps.ledger.over_seeds import check_repeats
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.reconcile.finishing import can_offer_finish, trials_to_finish
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.notifications import Notifier
 from sweeps.recording.tags import end_tags, record_configuration
-from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.statistics.over_seeds import combine, standard_error
 from sweeps.trust.findings import find
@@ -229,4 +229,4 @@ def test_wrong_repeats_are_refused(text: str, part: str) -> None:
 @pytest.mark.parametrize(("before", "after"), [("1", "3"), ("3", "1"), ("3", "4")])
 def test_resume_cannot_change_the_seeds(before: str, after: str) -> None:
     with pytest.raises(SearchChanged, match=f"repeats is {before} .* cannot become {after}"):
-        check_search_changes(_spec(f"repeats: {before}"), _spec(f"repeats: {after}"), 0)
+        check_repeats(_spec(f"repeats: {before}"), _spec(f"repeats: {after}"))

@@ -108,7 +108,7 @@ def test_live_table_takes_no_value_that_is_not_finite_for_the_best(
     text = f"name: s\ntask: digits\nmetric: val/loss\nmode: {mode}\ntrials: 3\nselect: {select}"
     progress = SweepProgress(spec := parse_spec(text, "s.yaml"))
     for number, reported in enumerate((value, 0.5)):
-        progress.started(number, {}, 1)
+        progress.started(number, {})
         metrics = {"val/loss": reported, best_name(spec): reported}
         progress.reported(TrialProgress(number, {}, 1, 1, metrics))
         progress.ended(number, "complete")

@@ -22,8 +22,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
-from sweeps.trust.findings import find
-from sweeps.trust.health_warnings import health_sentences
+from sweeps.trust.findings import find, health_sentences
 from sweeps.view.sweep_view import NoBest, SweepView, UnknownSweep, UnknownTrial
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

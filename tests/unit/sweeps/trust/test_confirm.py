@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from sweeps.errors import OriginChanged, UserError
-from sweeps.reconcile.confirmation import find_leaders
-from sweeps.run.confirming import ConfirmingTrials
-from sweeps.trust.confirm import check_numbers
+from sweeps.reconcile.extra_training import SeriesAdder
+from sweeps.trust.confirm import ConfirmLeaders, find_leaders
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides
 from tests.unit.sweeps.confirming_sweep import add, end, found, request, run
@@ -149,7 +148,7 @@ def test_decided_confirmation_is_not_followed_any_more(made: MadeSweep) -> None:
     request(made, top=2, seeds=2, until=0.99)
     run(made, _tied)
     reads: list[None] = []
-    adding = ConfirmingTrials(
+    adding = SeriesAdder(
         made.ledger,
         ends=itertools.count().__next__,
         flush=lambda: reads.append(None),
@@ -182,7 +181,7 @@ def test_leaders_are_configurations_best_first(made: MadeSweep) -> None:
     made.ledger.report(confirming, epoch=1, step=10, value=0.01)
     made.ledger.finish(confirming, "complete")
     trials = made.ledger.trials()
-    assert find_leaders(made.paths, made.spec, trials, 3) == (finishing, 1, 0)
+    assert find_leaders(made.paths, made.spec, trials, 3) == [finishing, 1, 0]
     assert len(find_leaders(made.paths, made.spec, trials, None)) == 5
 
 
@@ -208,7 +207,7 @@ def test_sweep_that_cannot_be_confirmed_says_why(
     with pytest.raises(UserError) as refused:
         request(made)
     assert_parts(str(refused.value), *parts)
-    assert made.ledger.confirm_request is None
+    assert made.ledger.series is None
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_numbers_out_of_range(
     top: int | None, seeds: int | None, until: float | None, option: str
 ) -> None:
     with pytest.raises(UserError, match=option):
-        check_numbers(top, seeds, until)
+        ConfirmLeaders(top=top, seeds=seeds, until=until).check_numbers()
 
 
 def test_more_leaders_than_configurations(made: MadeSweep) -> None:

@@ -1,0 +1,382 @@
+"""What the trials of a sweep say, in numbers: regions, effects, noise, and which of them compare.
+
+- Where a search space was bad, and where the best trials lie at the end of a range.
+- How much of a metric's ranking each searched parameter explains alone. By ranks, because the
+  values of a metric often span orders of magnitude, and one diverged trial would outweigh all
+  others; and without NumPy, whose import takes longer than `sweep status` may.
+- The values of configurations under several seeds, and by how much equal ones differ.
+- Trials compared up to one epoch that all of them reached, as a stopped trial has no final value:
+  all trials at an early epoch, or the survivors at a later one.
+
+What must not live here: sentences (`findings`, the cards of `audit`), changes of the space
+(`next_search`), importance by fANOVA (`report.report_figures`), and drawing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, Protocol
+
+from sweeps.ledger.ranking import value_of
+from sweeps.spec.space import (
+    Choice,
+    Distribution,
+    Int,
+    LogInt,
+    LogUniform,
+    QUniform,
+    Uniform,
+    is_number,
+)
+from sweeps.spec.spec import SweepSpec
+from sweeps.statistics.variance_shares import chi_squared_tail
+from sweeps.view.sweep_view import SweepView
+
+_FEWEST = 5
+"""A bad region has at least so many trials."""
+_CHANCE = 0.05
+"""The probability that chance alone would show a bad region anywhere in the space."""
+_LEADERS = 3
+_NEAR, _WITH_LEADERS = 0.1, 0.2
+"""The parts of a range that are near its end: for the best trial, and for all leaders."""
+_MOST_BEYOND = 2
+"""The most trials between the best trial and the end of the range."""
+Side = Literal["below", "above", "equal"]
+Params = Mapping[int, Mapping[str, Any]]
+
+
+class Leader(Protocol):
+    """One of the best trials."""
+
+    @property
+    def best_params(self) -> Mapping[str, Any]:
+        """The parameters of its value."""
+
+
+class BadRegion(NamedTuple):
+    """A part of the space in which every trial ended badly."""
+
+    key: str
+    side: Side
+    value: Any
+    """The first value beyond the region; of a `choice`, the option itself."""
+    trials: frozenset[int]
+    """The numbers of the trials in the region."""
+
+    def contains(self, value: Any) -> bool:
+        """Return whether a value of the parameter lies in the region."""
+        if self.side == "equal":
+            return repr(value) == repr(self.value)
+        return bool(value < self.value if self.side == "below" else value > self.value)
+
+
+class NearBound(NamedTuple):
+    """A parameter of which the best trials are near one end of the searched range."""
+
+    key: str
+    side: Side
+    bound: float
+    value: float
+    """The value of the best trial."""
+    num_leaders: int
+
+
+def bad_regions(
+    space: Mapping[str, Distribution], params: Params, bad: Set[int]
+) -> list[BadRegion]:
+    """Return the largest bad region of each parameter, the least likely by chance first.
+
+    Only regions that chance does not explain: it would show one anywhere in the space in fewer
+    than one of twenty sweeps.
+    """
+    tested = [region for key in space for region in _candidates(key, space[key], params, bad)]
+    found = []
+    for region in tested:
+        having = {number for number in params if region.key in params[number]}
+        chance = _chance(len(having), len(having & bad), len(region.trials))
+        if len(region.trials) >= _FEWEST and chance * len(tested) < _CHANCE:
+            found.append((chance, region))
+    return [region for _, region in sorted(found, key=lambda item: item[0])]
+
+
+def _candidates(
+    key: str, distribution: Distribution, params: Params, bad: Set[int]
+) -> Iterator[BadRegion]:
+    points = [(number, point[key]) for number, point in params.items() if key in point]
+    if isinstance(distribution, Choice):
+        for option in distribution.options:
+            mine = frozenset(n for n, value in points if repr(value) == repr(option))
+            yield BadRegion(key, "equal", option, mine if mine <= bad else frozenset())
+        return
+    good = [value for number, value in points if number not in bad and is_number(value)]
+    if not good:
+        return
+    low, high = min(good), max(good)
+    yield BadRegion(key, "below", low, frozenset(n for n, value in points if value < low))
+    yield BadRegion(key, "above", high, frozenset(n for n, value in points if value > high))
+
+
+def _chance(count: int, num_bad: int, size: int) -> float:
+    """Return the probability that `size` given trials are all among the bad ones by chance."""
+    if size > num_bad:
+        return 1.0
+    return math.comb(count - size, num_bad - size) / math.comb(count, num_bad)
+
+
+def near_bounds(
+    space: Mapping[str, Distribution],
+    params: Params,
+    leaders: Sequence[Leader],
+) -> list[NearBound]:
+    """Return the parameters of which the best trials are near an end of the searched range."""
+    best = leaders[:_LEADERS]
+    if len(best) < _LEADERS:
+        return []
+    found = []
+    for key, distribution in space.items():
+        values = [value for one in best if is_number(value := one.best_params.get(key))]
+        known = [at for value in values if (at := place(distribution, value)) is not None]
+        if len(known) < len(best):
+            continue
+        tried = [value for point in params.values() if is_number(value := point.get(key))]
+        low, high = ends(distribution)
+        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS:
+            side: Side = "below"
+            end, beyond = low, sum(value < values[0] for value in tried)
+        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS:
+            side, end, beyond = "above", high, sum(value > values[0] for value in tried)
+        else:
+            continue
+        if beyond <= _MOST_BEYOND:
+            found.append(NearBound(key, side, end, values[0], len(best)))
+    return found
+
+
+def scale(distribution: Distribution) -> Callable[[float], float]:
+    """Return the function that maps a number to the scale on which a range is searched."""
+    return math.log if isinstance(distribution, LogUniform | LogInt) else float
+
+
+def place(distribution: Distribution, value: object) -> float | None:
+    """Return where in its range a value lies, from 0 to 1; None if there is no such place."""
+    if not isinstance(distribution, Uniform | LogUniform | QUniform | Int):
+        return None
+    low, high = ends(distribution)
+    if not is_number(value) or not low <= value <= high or low == high:
+        return None
+    scaled = scale(distribution)
+    return (scaled(value) - scaled(low)) / (scaled(high) - scaled(low))
+
+
+def ends(distribution: Distribution) -> tuple[float, float]:
+    """Return the ends of a range."""
+    low, high, *_ = distribution.arguments()
+    return low, high
+
+
+FEWEST_TRIALS = 12
+"""With fewer trials, no effect is estimated."""
+_MOST_GROUPS = 5
+_TRIALS_PER_GROUP = 8
+
+
+class RankEffect(NamedTuple):
+    """The effect of one parameter on the ranking of trials."""
+
+    share: float
+    """The share of the variance in rank that the parameter explains, from 0 to 1."""
+    chance: float
+    """The probability of such a share if the parameter had no effect."""
+    num_trials: int
+
+
+def rank_effects(
+    values: Mapping[int, float], params: Mapping[int, Mapping[str, Any]], keys: Sequence[str]
+) -> dict[str, RankEffect]:
+    """Return the effect of each parameter that has more than one value, the largest first."""
+    found = {}
+    for key in keys:
+        pairs = [(params[n][key], value) for n, value in values.items() if key in params[n]]
+        if len(pairs) >= FEWEST_TRIALS and (effect := _effect(pairs)) is not None:
+            found[key] = effect
+    return dict(sorted(found.items(), key=lambda item: -item[1].share))
+
+
+def _effect(pairs: Sequence[tuple[Any, float]]) -> RankEffect | None:
+    """Compare the ranks between groups of similar parameter values (Kruskal-Wallis test)."""
+    ranks = _ranks([value for _, value in pairs])
+    groups: dict[Hashable, list[float]] = {}
+    for group, rank in zip(_groups([param for param, _ in pairs]), ranks, strict=True):
+        groups.setdefault(group, []).append(rank)
+    count, mean = len(ranks), fmean(ranks)
+    total = sum((rank - mean) ** 2 for rank in ranks)
+    if not 1 < len(groups) < count or total == 0:
+        return None
+    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups.values())
+    statistic = (count - 1) * between / total
+    # Epsilon squared: groups without an effect have a share of 0 on average.
+    share = (statistic - len(groups) + 1) / (count - len(groups))
+    chance = chi_squared_tail(statistic, len(groups) - 1)
+    return RankEffect(min(max(share, 0.0), 1.0), chance, count)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equal values share their mean rank."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for index in order[start:end]:
+            ranks[index] = (start + end - 1) / 2
+        start = end
+    return ranks
+
+
+def _groups(params: Sequence[Any]) -> list[Hashable]:
+    """Return the group of each value: the value itself, or its quantile if there are many."""
+    count = max(3, min(_MOST_GROUPS, len(params) // _TRIALS_PER_GROUP))
+    if len(set(map(repr, params))) <= count or not all(map(is_number, params)):
+        return [repr(param) for param in params]
+    size = len(params) / count
+    return [int(rank / size) for rank in _ranks(params)]
+
+
+_LEVEL = 0.05
+
+
+def seed_values(view: SweepView) -> Mapping[int, Mapping[int, float]]:
+    """Return the values under several seeds, by the search's trial and the common seed.
+
+    Of extra trials they are those that the last series compares.
+    """
+    found: dict[int, dict[int, float]] = {}
+    # Extra trials and repeats have common seeds of their own: never the same.
+    for record in view.records:
+        value = record.own_value
+        if record.role not in ("search", "repeat") or record.seed_index is None or value is None:
+            continue
+        if record.state == "complete":
+            found.setdefault(record.search_number, {})[2 * record.seed_index] = value
+    if view.series_result is not None:
+        for number, values in view.series_result.compared.items():
+            again = {2 * index + 1: value for index, value in enumerate(values)}
+            found.setdefault(number, {}).update(again)
+    return found
+
+
+def chance_difference(view: SweepView) -> float | None:
+    """Return the difference that seeds alone make of two equal configurations, or less.
+
+    It is exceeded in 5 of 100 pairs. The difference of two values, each the mean over the seeds
+    of the search, has the variance `2 sd**2 / seeds`. None if no configuration was trained under
+    several seeds.
+    """
+    from sweeps.statistics.common_seeds import half_width, noise_floor, table_of  # slow to import
+
+    values = seed_values(view)
+    floor = noise_floor(table_of(values)) if values else None
+    if floor is None:
+        return None
+    error = floor.sd * math.sqrt(2 / view.spec.repeats.seeds)
+    return half_width(error, floor.freedom, _LEVEL)
+
+
+_ENOUGH = 10
+"""A figure over two parameters needs about this many trials."""
+
+
+@dataclass(frozen=True)
+class ComparableTrials:
+    """Trials compared at one epoch."""
+
+    epoch: int
+    """0 if no trial has a value."""
+    values: Mapping[int, float]
+    """The value up to that epoch, as `select` defines it, by the number of the trial."""
+    target: str
+    """The name of the values, for an axis."""
+    sentence: str
+    """A description of the selection, for the reader."""
+
+
+def compare_all(
+    spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
+) -> ComparableTrials:
+    """Select all trials, at the last epoch that every ended trial reached.
+
+    With early stopping that is the lowest rung at which a trial was stopped.
+    """
+    finite = _finite_curves(states, curves)
+    ended = [max(c) for n, c in finite.items() if states[n] in ("complete", "pruned")]
+    epoch = min(ended or [max(curve) for curve in finite.values()], default=0)
+    values = _values_by(spec, finite, epoch)
+    if not values:
+        return ComparableTrials(0, {}, spec.metrics[0], "")
+    counted = f"Drawn from {_count(len(values))}, each with its {_which(spec)}"
+    word = spec.budget.report_word
+    if epoch == spec.budget.reports:
+        return ComparableTrials(epoch, values, spec.metrics[0], f"{counted}.")
+    sentence = f"{counted} up to {word} {epoch}, the last that every ended trial reached."
+    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by {word} {epoch}", sentence)
+
+
+def compare_survivors(
+    spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
+) -> ComparableTrials:
+    """Select the trials at the latest epoch that ten trials reached, or all if there are fewer."""
+    finite = _finite_curves(states, curves)
+    ends = sorted(map(max, finite.values()), reverse=True)
+    if not ends:
+        return ComparableTrials(0, {}, spec.metrics[0], "")
+    epoch = ends[min(_ENOUGH, len(ends)) - 1]
+    values = _values_by(spec, finite, epoch)
+    counted = f"Drawn from {_count(len(values))} that reached"
+    word = spec.budget.report_word
+    if epoch == spec.budget.reports:
+        sentence = f"{counted} the last {word}."
+        return ComparableTrials(epoch, values, spec.metrics[0], sentence)
+    further = sum(end > epoch for end in ends)
+    sentence = (
+        f"{counted} {word} {epoch}, each with its {_which(spec)} up to there; {further} of "
+        "them went further."
+    )
+    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by {word} {epoch}", sentence)
+
+
+def _finite_curves(
+    states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
+) -> dict[int, dict[int, float]]:
+    """Return the finite values of the trials that did not fail and have one."""
+    found = {
+        number: {epoch: value for epoch, value in curves[number].items() if math.isfinite(value)}
+        for number, state in states.items()
+        if state != "failed"
+    }
+    return {number: curve for number, curve in found.items() if curve}
+
+
+def _values_by(
+    spec: SweepSpec, curves: Mapping[int, Mapping[int, float]], epoch: int
+) -> dict[int, float]:
+    """Return the value of each trial by an epoch that it reached, as if it had ended there."""
+    minimize, found = spec.modes[0] == "min", {}
+    for number, curve in curves.items():
+        until = {at: (value,) for at, value in curve.items() if at <= epoch}
+        value = value_of(until, minimize=minimize, select=spec.select)
+        if value is not None and epoch <= max(curve):
+            found[number] = value[0]
+    return found
+
+
+def _which(spec: SweepSpec) -> str:
+    return f"{'last' if spec.select == 'final' else 'best'} {spec.metrics[0]}"
+
+
+def _count(number: int) -> str:
+    return "1 trial" if number == 1 else f"{number} trials"
