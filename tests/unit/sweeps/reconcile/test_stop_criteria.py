@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.ledger.ledger import Ledger, StudyTrials, Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.trials import TrialRecord, TrialSummary
@@ -268,7 +268,7 @@ def test_without_criteria_no_trial_is_read(
         fence=lambda: None,
     )
     sweep.add("complete", 0.5)
-    monkeypatch.delattr(StudyTrials, "trials")
+    monkeypatch.delattr(Ledger, "trials")
     assert stops.look() is None
     assert settled == []
 
