@@ -33,7 +33,7 @@ from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.group_joining import hidden_group
 from trainable.loop import RunParts, Trainer
-from trainable.loop_context import CustomLoopRank
+from trainable.loop_context import CustomLoopRank, LoopOpening
 from trainable.memory import tensor_fraction
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
@@ -125,29 +125,20 @@ def open_trainer(
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         check_loop(config, function)
-        if not ranks.is_first:
-            # has what is used of it: events(), close() and what each run has
-            return CustomLoopRank(  # type: ignore[return-value]
-                function,
-                config,
-                directory,
-                device=target,
-                ranks=ranks,
-                accept_workers=accept_workers,
-            )
-        return CustomLoop(
-            function,
-            config,
+        opening = LoopOpening(
             directory,
+            target,
             checkpoints=checkpoints,
             searched=searched,
-            device=target,
             restore=restore,
             until=until,
-            should_stop=should_stop,
             ranks=ranks,
             accept_workers=accept_workers,
         )
+        if not ranks.is_first:
+            # has what is used of it: events(), close() and what each run has
+            return CustomLoopRank(function, config, opening)  # type: ignore[return-value]
+        return CustomLoop(function, config, opening, should_stop)
     if config.train.sharding != "none":
         ranks.leave_on_failure()
     with contextlib.ExitStack() as opened:

@@ -128,6 +128,7 @@ class Trainer(BaseRun):
             resumed_at=state.progress.step,
             earlier=parts.earlier,
         )
+        store.before_commit, store.async_copy_keys = history.sync, _ASYNC_COPY_KEYS
         self.state = state
         self._step = step
         self._train, self._val = parts.train, parts.val
@@ -294,8 +295,6 @@ class Trainer(BaseRun):
                 reports=progress.reports,
                 value=value,
                 final=decided.stops or is_over,
-                before_commit=self._history.sync,
-                async_copy_keys=_ASYNC_COPY_KEYS,
             )
         return decided.stops
 

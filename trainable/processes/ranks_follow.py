@@ -5,8 +5,8 @@ What must not live here: how its process starts (`local_ranks.py`, `ray_ranks.py
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
@@ -22,33 +22,20 @@ def follow(
     place: GroupPlace,
     rank: int,
     *,
-    searched: Collection[str] = (),
-    device: str | None = None,
-    threads: int | None = None,
-    memory_share: float = 1.0,
     own_address: str | None = None,
-    accept_workers: bool = False,
+    **options: Any,
 ) -> None:
     """Train as one of the further ranks of a trial, until the first rank ends the run.
 
+    The options are those of `open_trainer`.
     Import the task before: the time-out of joining does not cover it.
     """
-    target = find_device(device)
+    target = find_device(options.get("device"))
     run_log(directory, writes=False)  # the task may log in its constructor
     with (
         closed_on_error(directory),
         RankGroup.join(place, rank, device=target, own_address=own_address) as ranks,
+        open_trainer(config, directory, ranks=ranks, **options) as run,
     ):
-        run = open_trainer(
-            config,
-            directory,
-            searched=searched,
-            device=device,
-            threads=threads,
-            memory_share=memory_share,
-            ranks=ranks,
-            accept_workers=accept_workers,
-        )
-        with run:
-            for _ in run.events():
-                pass
+        for _ in run.events():
+            pass
