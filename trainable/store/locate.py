@@ -15,8 +15,6 @@ def files_of(run: Path, address: str | None = None) -> RunFiles:
     """Return the storage of a run's generations. Only this function decides which one it is."""
     if address is None:
         return LocalFiles.of(run)
-    from trainable.store.objects import open_run  # most runs do not need it
-
     return open_run(address, run)
 
 
@@ -24,6 +22,4 @@ def files_at(address: str) -> Files:
     """Return the generations at an address for reading: a directory, or `s3://BUCKET/...`."""
     if "://" not in address:
         return LocalFiles(Path(address))
-    from trainable.store.objects import ObjectFiles, connect
-
     return ObjectFiles(connect(), address.partition("://")[2])
