@@ -18,8 +18,8 @@ from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.store.generations import RunFiles
-from trainable.store.locate import files_of
 from trainable.store.manifest import best_first
+from trainable.store.objects import files_of
 from trainable.store.regular_files import probe_directory
 
 if TYPE_CHECKING:

@@ -51,8 +51,8 @@ from trainable.split_sources import HeldOut, check_batch_size_applies, open_sour
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, StepParts, translate_torch_errors
 from trainable.store.generations import RunFiles
-from trainable.store.locate import files_at, files_of
 from trainable.store.metrics_file import History, read_rows
+from trainable.store.objects import files_at, files_of
 from trainable.store.shard_files import ShardGroup
 from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data, set_total_steps

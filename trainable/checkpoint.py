@@ -34,7 +34,6 @@ from trainable.errors import (
     TrainingError,
 )
 from trainable.store.generations import STATE, Files, remedy
-from trainable.store.locate import files_of
 from trainable.store.manifest import (
     Generation,
     Pointer,
@@ -46,6 +45,7 @@ from trainable.store.manifest import (
     read_state,
 )
 from trainable.store.metrics_file import History, Row
+from trainable.store.objects import files_of
 from trainable.store.private_files import is_ours
 from trainable.store.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.watch import heartbeat

@@ -47,8 +47,8 @@ from trainable.loop_context import (
     saved_state,
 )
 from trainable.precision import device_name
-from trainable.store.locate import files_of
 from trainable.store.metrics_file import History, Row, read_rows
+from trainable.store.objects import files_of
 from trainable.train_state import check_state
 from trainable.user_code.task_import import nearest
 from trainable.warm_start import with_inheritance

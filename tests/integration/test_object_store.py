@@ -47,8 +47,7 @@ from trainable.errors import StorageError, WriterReplaced
 from trainable.evaluate_test import evaluate_test
 from trainable.store import objects
 from trainable.store.generations import MANIFEST, STATE
-from trainable.store.locate import files_of
-from trainable.store.objects import StoreUnusable, connect, probe
+from trainable.store.objects import StoreUnusable, connect, files_of, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"

@@ -23,6 +23,8 @@ from trainable.errors import StorageError, WriterReplaced
 from trainable.store.generations import (
     MANIFEST,
     STATE,
+    Files,
+    RunFiles,
     Write,
     WriteShard,
     fenced,
@@ -378,3 +380,17 @@ def _explained(prefix: str, verb: str) -> Iterator[None]:
 def open_run(address: str, run: Path) -> RunObjects:
     """Return the generations at an address, for the run in a local directory."""
     return RunObjects(connect(), address.removeprefix(SCHEME), LocalFiles.of(run))
+
+
+def files_of(run: Path, address: str | None = None) -> RunFiles:
+    """Return the storage of a run's generations. Only this function decides which one it is."""
+    if address is None:
+        return LocalFiles.of(run)
+    return open_run(address, run)
+
+
+def files_at(address: str) -> Files:
+    """Return the generations at an address for reading: a directory, or `s3://BUCKET/...`."""
+    if "://" not in address:
+        return LocalFiles(Path(address))
+    return ObjectFiles(connect(), address.partition("://")[2])
