@@ -20,7 +20,7 @@ from trainable.config import TrialConfig
 from trainable.group_joining import GroupPlace, listen
 from trainable.parallel.rank_group import RankGroup
 from trainable.processes.local_ranks import LocalRanks
-from trainable.processes.ranks_follow import follow
+from trainable.processes.rank_run import follow
 
 
 def plain(config, context):

@@ -26,7 +26,7 @@ from trainable.loop import Trainer
 from trainable.parallel import gradient_sums
 from trainable.parallel.rank_group import RankGroup
 from trainable.processes.local_ranks import LocalRanks
-from trainable.processes.ranks_follow import follow
+from trainable.processes.rank_run import follow
 from trainable.store.metrics_file import Row, read_rows
 from trainable.task import Batch, Data, Task
 

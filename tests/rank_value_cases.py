@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -258,17 +259,15 @@ def evaluated(task: Judged, ranks: Ranks) -> dict[str, Any]:
         share=share_of(ranks if shared else ALONE),
     )
     before = HostRngState()
+    step = SimpleNamespace(task=task, model=model, ranks=ranks, is_sharded=False)
+    step.precision, step.average = Precision("fp32", CPU), None
     with collecting(task) as log:
         log.prefix = "val/"
         metrics, logged = evaluate(
-            task,
-            model,
+            step,  # type: ignore[arg-type]
             source.windows(0),
             split="val",
-            precision=Precision("fp32", CPU),
             seed=7,
-            average=None,
-            ranks=ranks,
             take_logged=log.take,
         )
     assert not before.has_changed()

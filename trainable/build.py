@@ -32,8 +32,8 @@ from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.group_joining import hidden_group
-from trainable.loop import Trainer
-from trainable.loop_context import CustomLoopRank
+from trainable.loop import RunParts, Trainer
+from trainable.loop_context import CustomLoopRank, LoopOpening
 from trainable.memory import tensor_fraction
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
@@ -49,14 +49,14 @@ from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.split_sources import HeldOut, check_batch_size_applies, open_sources
 from trainable.splits import has_state, is_stream, length_of
-from trainable.step import Step, translate_torch_errors
+from trainable.step import Step, StepParts, translate_torch_errors
 from trainable.store.generations import RunFiles
-from trainable.store.locate import files_at, files_of
 from trainable.store.metrics_file import History, read_rows
+from trainable.store.objects import files_at, files_of
 from trainable.store.shard_files import ShardGroup
 from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data, set_total_steps
-from trainable.train_state import EpochStart, TrainState
+from trainable.train_state import TrainState
 from trainable.user_code.fingerprint import BUILT, opened_files
 from trainable.user_code.task_import import no_exit
 from trainable.warm_start import with_inheritance
@@ -125,29 +125,20 @@ def open_trainer(
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         check_loop(config, function)
-        if not ranks.is_first:
-            # has what is used of it: events(), close() and what each run has
-            return CustomLoopRank(  # type: ignore[return-value]
-                function,
-                config,
-                directory,
-                device=target,
-                ranks=ranks,
-                accept_workers=accept_workers,
-            )
-        return CustomLoop(
-            function,
-            config,
+        opening = LoopOpening(
             directory,
+            target,
             checkpoints=checkpoints,
             searched=searched,
-            device=target,
             restore=restore,
             until=until,
-            should_stop=should_stop,
             ranks=ranks,
             accept_workers=accept_workers,
         )
+        if not ranks.is_first:
+            # has what is used of it: events(), close() and what each run has
+            return CustomLoopRank(function, config, opening)  # type: ignore[return-value]
+        return CustomLoop(function, config, opening, should_stop)
     if config.train.sharding != "none":
         ranks.leave_on_failure()
     with contextlib.ExitStack() as opened:
@@ -164,19 +155,11 @@ def open_trainer(
             opened.enter_context(store.closed_on_error())
             last = until or config.budget.reports
             state = TrainState(
-                model=step.model,
-                optimizer=step.optimizer,
-                schedule=parts.schedule,
-                precision=step.precision,
-                task=parts.task,
-                data=parts.data,
-                average=step.average,
+                step,
+                parts.train,
+                parts.data,
                 trained_only=config.checkpoint.parameters == "trained",
-                position=parts.train.position,
-                epoch_start=EpochStart(parts.train, parts.data),
-                ranks=ranks,
                 accept_workers=accept_workers,
-                layout=step.layout,
             )
             digests = [one.digest() for one in state.objects] if ranks.size > 1 else []
             message.own = [parts.summary, last, saved is not None, digests]
@@ -207,8 +190,7 @@ def open_trainer(
             if files is None
             else History(directory, files, step=saved_step, interrupted=interrupted_before)
         )
-    train = config.train
-    trainer = Trainer(
+    run = RunParts(
         step=step,
         state=state,
         train=parts.train,
@@ -216,18 +198,10 @@ def open_trainer(
         store=store,
         history=history,
         plan=parts.reports,
-        last=last,
-        patience=config.patience,
-        metrics=config.metrics,
-        mode=config.modes[0],
-        layer_norms_every=train.layer_norms_every,
-        measure_device_time=train.measure_device_time,
         earlier=read_rows(directory) if ranks.is_first else (),
-        seed=config.seed,
-        val_seed=derive_seed("validation"),
         held_out=HeldOut.of(parts.data),
-        should_stop=should_stop,
     )
+    trainer = Trainer(config, run, last=last, should_stop=should_stop)
     trainer.ranks_before = num_ranks_of(saved)
     trainer.resumed_within_epoch = progress.window > 0
     return trainer
@@ -463,20 +437,12 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
         inside = {id(p) for p in parts.model.parameters()}
         given = (p for group in optimizer.param_groups for p in group["params"])
         average = Average(parts.model, (p for p in given if id(p) not in inside), parts.averaging)
-    made: dict[str, Any] = {
-        "task": parts.task,
-        "model": parts.model,
-        "optimizer": optimizer,
-        "schedule": parts.schedule,
-        "precision": parts.precision,
-        "average": average,
-        "ranks": ranks,
-    }
+    made = StepParts(parts.task, parts.model, optimizer, parts.schedule, parts.precision, average)
     if config.sharding == "fsdp" and isinstance(ranks, RankGroup):
         from trainable.parallel.sharded_step import ShardedStep  # takes a second
 
-        return ShardedStep(**made, clip=config.clip, val=parts.val)
-    return Step(**made, clipper=Clipper(config.clip))
+        return ShardedStep(made, config.clip, ranks, parts.val)
+    return Step(made, Clipper(config.clip), ranks)
 
 
 def _build_model(task: Task) -> nn.Module:

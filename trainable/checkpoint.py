@@ -34,7 +34,6 @@ from trainable.errors import (
     TrainingError,
 )
 from trainable.store.generations import STATE, Files, remedy
-from trainable.store.locate import files_of
 from trainable.store.manifest import (
     Generation,
     Pointer,
@@ -46,6 +45,7 @@ from trainable.store.manifest import (
     read_state,
 )
 from trainable.store.metrics_file import History, Row
+from trainable.store.objects import files_of
 from trainable.store.private_files import is_ours
 from trainable.store.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.watch import heartbeat
@@ -137,6 +137,11 @@ class CheckpointStore:
         """The ranks that write their shards of the state; None where one file has it all."""
         self.observer: StateObserver | None = None
         """Looks at states at the points where the run may save."""
+        self.before_commit: Callable[[], None] = lambda: None
+        """Makes durable what the states refer to; called by the writing thread before a commit."""
+        self.async_copy_keys: Collection[str] = ()
+        """The entries of a state that the writing thread copies. Nobody may change their tensors
+        before `wait_for_copy` has returned."""
         self.set_aside: list[str] = []
         """For each generation that `resume` found damaged: why, and what replaces it."""
         if config is not None:
@@ -248,12 +253,9 @@ class CheckpointStore:
         *,
         step: int,
         epoch: int,
-        end_of_epoch: bool = False,
         value: float | None = None,
         new_best: bool = False,
         final: bool = False,
-        before_commit: Callable[[], None] = lambda: None,
-        async_copy_keys: Collection[str] = (),
     ) -> bool:
         """Save if a checkpoint is due: by the interval, for a new best, or at the end of the run.
 
@@ -263,15 +265,10 @@ class CheckpointStore:
         Args:
             state: Returns the state; called only for a save. The state may change after the call.
             step: Optimizer steps taken.
-            epoch: Epochs completed.
-            end_of_epoch: An epoch has just been completed, with a report.
+            epoch: The epoch that has just been completed, with a report; 0: none.
             value: The metric, when this state was evaluated.
             new_best: The value is the best so far.
             final: The run ends here: return only when everything is committed.
-            before_commit: Makes durable what the state refers to. The writing thread calls it
-                before it commits the generation.
-            async_copy_keys: Entries of the state that the writing thread copies. Nobody may change
-                their tensors before `wait_for_copy` has returned.
 
         Returns:
             Whether it saves.
@@ -283,20 +280,12 @@ class CheckpointStore:
         """
         if self.is_observed(step):
             self.observe(step, state)
-        completed = epoch if end_of_epoch else None
+        completed = epoch or None
         if not self.is_due(
             step=step, epoch=completed, report=completed, certain=final or new_best
         ):
             return False
-        self.save(
-            state,
-            step=step,
-            reports=epoch,
-            value=value,
-            final=final,
-            before_commit=before_commit,
-            async_copy_keys=async_copy_keys,
-        )
+        self.save(state, step=step, reports=epoch, value=value, final=final)
         return True
 
     def is_observed(self, step: int) -> bool:
@@ -335,27 +324,26 @@ class CheckpointStore:
         reports: int,
         value: float | None = None,
         final: bool = False,
-        before_commit: Callable[[], None] = lambda: None,
-        async_copy_keys: Collection[str] = (),
     ) -> None:
         """Save as `maybe_save` does, with its arguments; a previous write is waited for."""
         heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
-            from trainable.store.snapshot import (
-                Snapshots,  # imports torch, which readers do not need
-            )
+            # This imports torch, which readers do not need.
+            from trainable.store.snapshot import Snapshots
 
             self._snapshots = Snapshots()
         taken = flat(state())
         begun = self._begin(step)
-        copied = self._snapshots.take(taken, [*async_copy_keys, *map(flat_key, async_copy_keys)])
+        copied = self._snapshots.take(
+            taken, [*self.async_copy_keys, *map(flat_key, self.async_copy_keys)]
+        )
         self._last_step, self._last_time = step, self._clock()
         # A thread for each save: none remains when a run is dropped or a data loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._copying = thread.submit(self._snapshots.finish)
         self._writing = thread.submit(
-            self._write, self._copying, copied, before_commit, begun, step, reports, value
+            self._write, self._copying, copied, begun, step, reports, value
         )
         thread.shutdown(wait=False)
         if final:
@@ -433,7 +421,6 @@ class CheckpointStore:
         self,
         copying: Future[None],
         state: dict[str, Any],
-        before_commit: Callable[[], None],
         begun: tuple[str, str],
         step: int,
         reports: int,
@@ -446,7 +433,7 @@ class CheckpointStore:
         shards = partial(self._shards, begun[1])
         try:
             copying.result()
-            before_commit()
+            self.before_commit()
             self._commit(name, state, shards, step=step, reports=reports, value=value)
         except TrainingError:  # also of another rank, which failed or was lost meanwhile
             raise

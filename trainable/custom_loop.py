@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from trainable.base_run import (
     BaseRun,
@@ -42,6 +39,7 @@ from trainable.loop_context import (
     EXHAUSTED,
     FORMAT,
     Function,
+    LoopOpening,
     LoopSteps,
     begin,
     open_context,
@@ -49,9 +47,8 @@ from trainable.loop_context import (
     saved_state,
 )
 from trainable.precision import device_name
-from trainable.ranks import ALONE, Ranks
-from trainable.store.locate import files_of
 from trainable.store.metrics_file import History, Row, read_rows
+from trainable.store.objects import files_of
 from trainable.train_state import check_state
 from trainable.user_code.task_import import nearest
 from trainable.warm_start import with_inheritance
@@ -84,20 +81,8 @@ class CustomLoop(BaseRun):
         config: Passed to the function. Keys are spelt as in the spec:
             `config.train.optimizer.lr`, and `config.task.width` for an argument of the task.
             Each key that the function reads is recorded.
-        directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
-        checkpoints: Address of the checkpoints, `s3://BUCKET/...`; None: `checkpoints/` in
-            `directory`.
-        searched: The keys whose values the search suggests. A new run fails at its first report
-            if the function has not read each of them.
-        device: Where the function is to train.
-        restore: Start from this generation, possibly another run's, instead of the newest one of
-            `directory`.
-        until: The report after which the run saves and ends, to be resumed later; None:
-            the last one of the budget.
+        opening: How it is opened.
         should_stop: Called after every report; once it returns true, the run saves and ends.
-        wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
-        ranks: The first rank of the trial.
-        accept_workers: Resume from a checkpoint of another number of ranks.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be used.
@@ -107,27 +92,19 @@ class CustomLoop(BaseRun):
         self,
         function: Function,
         config: TrialConfig,
-        directory: Path,
-        *,
-        checkpoints: str | None = None,
-        searched: Collection[str] = (),
-        device: torch.device,
-        restore: Path | str | None = None,
-        until: int | None = None,
+        opening: LoopOpening,
         should_stop: Callable[[], bool] = lambda: False,
-        wall_clock: Callable[[], float] = time.time,
-        ranks: Ranks = ALONE,
-        accept_workers: bool = False,
     ) -> None:
+        directory, restore, ranks = opening.directory, opening.restore, opening.ranks
         self._config = config
         self._read_config, self._reads = record_reads(config)
-        self._searched = searched
+        self._searched = opening.searched
         self._name = config.task.name
-        self._device = device
-        self._last = until or config.budget.reports
+        self._device = opening.device
+        self._last = opening.until or config.budget.reports
         self._should_stop = should_stop
-        self._wall_clock = wall_clock
-        files = files_of(directory, checkpoints)
+        self._wall_clock = time.time
+        files = files_of(directory, opening.checkpoints)
         store = CheckpointStore(
             directory,
             config.checkpoint,
@@ -142,9 +119,7 @@ class CustomLoop(BaseRun):
                 check_owner(str(restore))
                 saved = store.load(restore)
             self._log = run_log(directory)
-            context, progress = open_context(
-                config, directory, device, saved, self._log, ranks, accept_workers=accept_workers
-            )
+            context, progress = open_context(config, opening, saved, self._log)
             self._progress = _Progress(**progress)
             self._is_new = context.restored is None and self._progress.epoch == 0
             self._log.step = self._progress.epoch + 1
@@ -157,7 +132,7 @@ class CustomLoop(BaseRun):
             saved_step = -1 if saved is None else resumed_at
             history = History(directory, files, step=saved_step, interrupted=interrupted_before)
             self._log.load_own_steps()
-            self._steps = LoopSteps(generator, ranks, self._name, device)
+            self._steps = LoopSteps(generator, ranks, self._name, opening.device)
         earlier = read_rows(directory)
         self._yielded: set[str] = set()  # names of metrics
         self._warned: set[str] = set()  # metrics found missing
@@ -165,6 +140,7 @@ class CustomLoop(BaseRun):
         super().__init__(
             store=store, history=history, ranks=ranks, resumed_at=resumed_at, earlier=earlier
         )
+        store.before_commit = history.sync
         self.ranks_before = num_ranks_of(saved)
 
     @property
@@ -222,11 +198,9 @@ class CustomLoop(BaseRun):
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]
                     step=progress.epoch,
                     epoch=progress.epoch,
-                    end_of_epoch=True,
                     value=value,
                     new_best=new_best,
                     final=stopping or self._is_over(),
-                    before_commit=self._history.sync,
                 )
             elif progress.epoch >= epochs and epochs < self._config.budget.reports:
                 raise ConfigError(

@@ -38,7 +38,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainable.config import LoaderConfig
+from trainable.config import LoaderConfig, TrainConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.process_start import end_with_parent
 from trainable.ranks import WHOLE, RankShare
@@ -792,21 +792,20 @@ class SampledPlan:
     def __init__(
         self,
         sampler: Any,
+        config: TrainConfig,
         *,
         in_batches: bool,
         num_indices: int,
-        batch_size: int,
-        accumulation: int,
         seed: int,
-        drop_last: bool = False,
     ) -> None:
         self.seed = seed
+        batch_size = config.batch_size
         # A change of `train.batch_size` does not move the position in lists.
         self.batch_size = 1 if in_batches else batch_size
-        self._size, self._drop_last = batch_size, drop_last
+        self._size, self._drop_last = batch_size, config.loader.drop_last
         self._sampler, self.in_batches = sampler, in_batches
         self.num_built = self._num_indices = num_indices
-        self._accumulation = accumulation
+        self._accumulation = config.accumulation
         self._epoch = 0
         self._order, self._sizes = self._draw(0)
         self._check_windows()

@@ -23,7 +23,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
 from trainable.failures import exit_with
 from trainable.process_start import without_collection
-from trainable.store.locate import files_at
+from trainable.store.objects import files_at
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from trainable.base_run import (
     update_best,
 )
 from trainable.checkpoint import CheckpointStore
-from trainable.config import Mode
+from trainable.config import TrialConfig
 from trainable.data import Plan, Source
 from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.hooks import Hooks
@@ -44,6 +45,7 @@ from trainable.parallel.rank_values import evaluate, means_of_ranks
 from trainable.precision import Precision, device_name
 from trainable.ranks import Decisions, Ranks
 from trainable.report_plan import ReportPlan
+from trainable.seeding import derive_seed
 from trainable.split_sources import HeldOut
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.store.metrics_file import History, Row
@@ -71,10 +73,11 @@ _MEMORY_SAMPLES = 4
 _ASYNC_COPY_KEYS = ("optimizer", "average")
 
 
-class Trainer(BaseRun):
-    """One training run. `trainable.build.open_trainer` makes one from a configuration.
+@dataclass(frozen=True)
+class RunParts:
+    """What a run has been built of.
 
-    Args:
+    Attributes:
         step: Takes optimizer steps.
         state: What is saved and restored.
         train: Windows to train on.
@@ -82,75 +85,75 @@ class Trainer(BaseRun):
         store: Saves checkpoints; it decides itself whether one is due.
         history: Writes the rows to disk.
         plan: When the run reports, and when it ends.
-        last: The report after which this process ends the run.
-        patience: The run ends after so many reports without a new best; None: never.
-        metrics: The first decides which state is the best; those of the others there are reported.
-        mode: Whether a lower (`min`) or a higher (`max`) value of the first is better.
-        layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
-        measure_device_time: Report `train/device_seconds` beside `train/seconds`; waits for the
-            device twice a step.
         earlier: Rows written before the run was interrupted.
-        seed: Seed of the run.
-        val_seed: Seed of each evaluation; None: it draws from training's generators.
         held_out: Test samples, which training never opens.
+    """
+
+    step: Step
+    state: TrainState
+    train: Source
+    val: Source
+    store: CheckpointStore
+    history: History
+    plan: ReportPlan
+    earlier: Sequence[Row] = ()
+    held_out: HeldOut | None = None
+
+
+class Trainer(BaseRun):
+    """One training run. `trainable.build.open_trainer` makes one from a configuration.
+
+    Args:
+        config: The run. The first of its metrics decides which state is the best.
+        parts: What it has been built of.
+        last: The report after which this process ends the run.
         should_stop: Called after every step; once it returns true, the run saves and ends.
-        wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
         clock: Monotonic seconds, for throughput.
     """
 
     def __init__(
         self,
+        config: TrialConfig,
+        parts: RunParts,
         *,
-        step: Step,
-        state: TrainState,
-        train: Source,
-        val: Source,
-        store: CheckpointStore,
-        history: History,
-        plan: ReportPlan,
         last: int,
-        patience: int | None = None,
-        metrics: Sequence[str],
-        mode: Mode,
-        layer_norms_every: int = 0,
-        measure_device_time: bool = False,
-        earlier: Sequence[Row] = (),
-        seed: int = 0,
-        val_seed: int | None = None,
-        held_out: HeldOut | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-        wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        step, state, store, history = parts.step, parts.state, parts.store, parts.history
         super().__init__(
             store=store,
             history=history,
             ranks=step.ranks,
             resumed_at=state.progress.step,
-            earlier=earlier,
+            earlier=parts.earlier,
         )
+        store.before_commit, store.async_copy_keys = history.sync, _ASYNC_COPY_KEYS
         self.state = state
         self._step = step
-        self._train, self._val, self._val_seed = train, val, val_seed
-        for name, source in (("train", train), ("val", val)):
+        self._train, self._val = parts.train, parts.val
+        for name, source in (("train", parts.train), ("val", parts.val)):
             source.drawing[:] = state.progress.drawing.get(name, source.drawing)
         self._evaluated: int | None = None
-        self.held_out = held_out
-        self.report_plan, self._last, self._patience = plan, last, patience
-        self._windows = EpochWindows(train, state, step.ranks)
-        self._metrics, self._mode = metrics, mode
+        self.held_out = parts.held_out
+        self.report_plan, self._last, self._patience = parts.plan, last, config.patience
+        self._windows = EpochWindows(parts.train, state, step.ranks)
+        self._metrics, self._mode = config.metrics, config.modes[0]
         self._layer_norms = LayerNorms(step.model, step.parameters)
-        self._layer_norms_every = layer_norms_every
-        self._wall_clock = wall_clock
+        self._layer_norms_every = config.train.layer_norms_every
+        self._wall_clock = time.time
         self._throughput = Throughput(clock)
-        self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
-        self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
+        timed = config.train.measure_device_time
+        self._device_time = DeviceTime(step.device, clock) if timed else None
+        self._sample_memory_every = max(1, parts.plan.windows_per_report // _MEMORY_SAMPLES)
         self._log = open_log(step.task, history.directory, writes=self._ranks.is_first)
         self._log.load_own_steps()
         self._log.resume_epoch(state.progress.sums)
-        self._hooks = Hooks(step.task, self._log, step.model, step.parameters, step.ranks, seed)
+        self._hooks = Hooks(
+            step.task, self._log, step.model, step.parameters, step.ranks, config.seed
+        )
         self._hooks.forbid_steps(step.optimizer)
-        self._rows = StepRows(state, history, self._log, self._health, self._ranks, earlier)
+        self._rows = StepRows(state, history, self._log, self._health, self._ranks, parts.earlier)
         self._should_stop, self._must_stop = should_stop, False
         self._decided: Decisions | None = None
         # The hook refers to neither run nor step: a reference cycle would keep the model alive.
@@ -292,8 +295,6 @@ class Trainer(BaseRun):
                 reports=progress.reports,
                 value=value,
                 final=decided.stops or is_over,
-                before_commit=self._history.sync,
-                async_copy_keys=_ASYNC_COPY_KEYS,
             )
         return decided.stops
 
@@ -444,16 +445,11 @@ class Trainer(BaseRun):
         try:
             with evaluated_weights(step.optimizer):
                 return evaluate(
-                    step.task,
-                    step.model,
+                    step,
                     (_with_heartbeat(step.passes(window)) for window in windows),
                     split=split,
-                    precision=step.precision,
                     seed=seed,
-                    average=step.average,
-                    ranks=self._ranks,
                     take_logged=self._log.take,
-                    on_all=step.is_sharded,
                     objects=[*self.state.objects, step.left_out],
                 )
         finally:
@@ -461,7 +457,7 @@ class Trainer(BaseRun):
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on the validation data."""
-        metrics, logged = self.evaluate_on(self._val, "val", self._val_seed)
+        metrics, logged = self.evaluate_on(self._val, "val", derive_seed("validation"))
         source, progress = f"{type(self._step.task).__name__}.evaluate()", self.state.progress
         names = [name.removeprefix("val/") for name in metrics]
         if missing := [f"val/{key}" for key in progress.evaluated if key not in names]:

@@ -6,7 +6,7 @@ What must not live here: what becomes of what it yields (`custom_loop.py`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from trainable.logged import Log, Reduce
 from trainable.parallel.loop_group import LoopGroup
 from trainable.parallel.rank_group import RankGroup
 from trainable.precision import device_name
-from trainable.ranks import Ranks
+from trainable.ranks import ALONE, Ranks
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import translate_torch_errors
 from trainable.train_state import check_state
@@ -123,33 +123,47 @@ class Context:
             yield epoch
 
 
+@dataclass(frozen=True)
+class LoopOpening:
+    """How the run of a custom loop is opened; see `open_trainer`.
+
+    Attributes:
+        directory: The run's directory.
+        device: Where the function is to train.
+        checkpoints: Address of the checkpoints; None: in `directory`.
+        searched: The keys whose values the search suggests. A new run fails at its first report
+            if the function has not read each of them.
+        restore: Start from this generation, possibly another run's, instead of the newest one of
+            `directory`.
+        until: The report after which the run saves and ends, to be resumed later; None: the last
+            one of the budget.
+        ranks: This rank of the trial.
+        accept_workers: Resume from a checkpoint of another number of ranks.
+    """
+
+    directory: Path
+    device: torch.device
+    checkpoints: str | None = None
+    searched: Collection[str] = ()
+    restore: Path | str | None = None
+    until: int | None = None
+    ranks: Ranks = ALONE
+    accept_workers: bool = False
+
+
 def open_context(
-    config: TrialConfig,
-    directory: Path,
-    device: torch.device,
-    saved: dict[str, Any] | None,
-    log: Log,
-    ranks: Ranks,
-    *,
-    accept_workers: bool = False,
+    config: TrialConfig, opening: LoopOpening, saved: dict[str, Any] | None, log: Log
 ) -> tuple[Context, dict[str, Any]]:
     """Seed every generator, and return what a loop receives, and the progress of its checkpoint.
 
     All ranks are seeded alike: they draw the same order of samples, and each takes its part.
-
-    Args:
-        config: The run.
-        directory: The run's directory.
-        device: Where the loop trains.
-        saved: The checkpoint, which the first rank has read; None: the run is new.
-        log: Receives what the loop logs.
-        ranks: This rank.
-        accept_workers: Resume from a checkpoint of another number of ranks.
+    `saved` is the checkpoint, which the first rank has read; None: the run is new.
 
     Raises:
         CheckpointError: The checkpoint is not one of a custom loop.
         ConfigError: It is of another number of ranks.
     """
+    ranks = opening.ranks
     saved = ranks.broadcast(saved)
     if saved is not None and (
         not _KEYS <= saved.keys() <= _KEYS | _OPTIONAL_KEYS or saved["format"] != FORMAT
@@ -162,13 +176,13 @@ def open_context(
     set_determinism(config.train.deterministic)
     set_seed(config.seed)
     context = Context(
-        directory=directory,
+        directory=opening.directory,
         seed=config.seed,
         epochs=config.budget.reports,
-        device=device,
+        device=opening.device,
         restored=None
         if saved is None
-        else restored_state(saved, ranks, accept_workers=accept_workers),
+        else restored_state(saved, ranks, accept_workers=opening.accept_workers),
         epoch=progress.get("epoch", 0),
         _log=log,
         data_seed=config.seed if config.data_seed is None else config.data_seed,
@@ -199,27 +213,14 @@ class CustomLoopRank(BaseRun):
     Args:
         function: The loop, as in `CustomLoop`.
         config: The run.
-        directory: The run's directory on the first rank.
-        device: Where the loop trains on this rank.
-        ranks: This rank.
-        accept_workers: Resume from a checkpoint of another number of ranks.
+        opening: How it is opened; the directory is that on the first rank.
     """
 
-    def __init__(
-        self,
-        function: Function,
-        config: TrialConfig,
-        directory: Path,
-        *,
-        device: torch.device,
-        ranks: Ranks,
-        accept_workers: bool = False,
-    ) -> None:
-        self._device = device
+    def __init__(self, function: Function, config: TrialConfig, opening: LoopOpening) -> None:
+        directory, ranks = opening.directory, opening.ranks
+        self._device = device = opening.device
         self._log = Log()  # without a directory: nothing is recorded
-        context, _ = open_context(
-            config, directory, device, None, self._log, ranks, accept_workers=accept_workers
-        )
+        context, _ = open_context(config, opening, None, self._log)
         self._position = context.epoch
         generator = begin(function, record_reads(config)[0], context)
         self._steps = LoopSteps(generator, ranks, config.task.name, device)

@@ -125,12 +125,10 @@ def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:
         return _window_plan(config, samples, seed)
     return SampledPlan(
         data.batch_sampler if data.sampler is None else data.sampler,
+        config,
         in_batches=data.sampler is None,
         num_indices=samples,
-        batch_size=config.batch_size,
-        accumulation=config.accumulation,
         seed=seed,
-        drop_last=config.loader.drop_last,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -63,6 +64,28 @@ class StepOutcome(NamedTuple):
     norms: Tensor
 
 
+@dataclass(frozen=True)
+class StepParts:
+    """What a step works on.
+
+    Attributes:
+        task: Computes the loss.
+        model: The model, on its device.
+        optimizer: Over the model's parameters.
+        schedule: Writes the learning rate of each step.
+        precision: Autocast and gradient scaling.
+        average: The average of the weights, which the loop updates after the task's hook of a
+            step; None without one.
+    """
+
+    task: Task
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    average: Average | None = None
+
+
 class Step:
     """Take optimizer steps. The order is fixed here and cannot be configured.
 
@@ -73,14 +96,8 @@ class Step:
     and the scale halved.
 
     Args:
-        task: Computes the loss.
-        model: The model, on its device.
-        optimizer: Over the model's parameters.
-        schedule: Writes the learning rate of each step.
-        precision: Autocast and gradient scaling.
+        parts: What it works on.
         clipper: Divides and clips the gradients.
-        average: The average of the weights, which the loop updates after the task's hook of a
-            step; None without one.
         ranks: This rank of the trial.
     """
 
@@ -94,22 +111,12 @@ class Step:
         """Whether each rank has a part of the model."""
         return self.layout is not None
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        precision: Precision,
-        clipper: Clipper,
-        average: Average | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.ranks = ranks
-        self.task, self.model, self.optimizer = task, model, optimizer
-        self.schedule, self.precision, self.clipper = schedule, precision, clipper
-        self.average = average
+    def __init__(self, parts: StepParts, clipper: Clipper, ranks: Ranks = ALONE) -> None:
+        model, optimizer, precision = parts.model, parts.optimizer, parts.precision
+        self.ranks, self.clipper = ranks, clipper
+        self.task, self.model, self.optimizer = parts.task, model, optimizer
+        self.schedule, self.precision = parts.schedule, precision
+        self.average = parts.average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         place = {id(p): number for number, p in enumerate(model.parameters())}
         self.exchanged = sorted(self.parameters, key=lambda p: place.get(id(p), len(place)))

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.averaging import Average
 from trainable.base_run import describe
 from trainable.data import Source
 from trainable.errors import CheckpointError, ConfigError, TaskError
@@ -29,17 +28,14 @@ from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState, run_objects
 from trainable.optim import OptimizerState, evaluated_weights, members, modal_parameters
-from trainable.precision import Precision
-from trainable.ranks import ALONE, Ranks
 from trainable.reachable import signatures_once, tensor_signature
-from trainable.schedule import Schedule
+from trainable.step import Step
 from trainable.store.snapshot import snapshot
 from trainable.task import Batch, Data, Task
 from trainable.user_code.fingerprint import tensor_digest
 
 if TYPE_CHECKING:
-    from trainable.data import Position
-    from trainable.parallel.sharding import Layout
+    pass
 
 FORMAT = 3
 """Of a state; others are not read."""
@@ -103,24 +99,18 @@ class TrainState:
 
     def __init__(
         self,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        precision: Precision,
-        task: Task | None = None,
+        step: Step,
+        train: Source | None = None,
         data: object = None,
-        average: Average | None = None,
+        *,
         trained_only: bool = False,
-        position: Position | None = None,
-        epoch_start: EpochStart | None = None,
-        ranks: Ranks = ALONE,
         accept_workers: bool = False,
-        layout: Layout | None = None,
     ) -> None:
-        self._layout = layout
-        self._position, self.epoch_start = position, epoch_start
-        self._ranks, self._accept_workers = ranks, accept_workers
+        task, model, optimizer = step.task, step.model, step.optimizer
+        self._layout = layout = step.layout
+        self._position = None if train is None else train.position
+        self.epoch_start = None if train is None else EpochStart(train, data)
+        self._ranks, self._accept_workers = step.ranks, accept_workers
         self.progress = TrainProgress()
         self._model = model
         self._optimizer = optimizer
@@ -130,16 +120,17 @@ class TrainState:
         self._outside = nn.ParameterList(
             p for group in optimizer.param_groups for p in group["params"] if id(p) not in inside
         )
-        self._schedule = schedule
-        self._precision = precision
-        self._average = average
+        self._schedule, self._precision, self._average = (
+            step.schedule,
+            step.precision,
+            step.average,
+        )
         self._task, self._data = task, data
         self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
         internals = [] if layout is None else layout.internals()
-        files = {} if task is None else task.files_read
-        self._base = FrozenBase(model, files) if trained_only else None
-        own = task is not None and type(task).state_dict is not Task.state_dict
+        self._base = FrozenBase(model, task.files_read) if trained_only else None
+        own = type(task).state_dict is not Task.state_dict
         self.objects: list[ObjectState] = [
             run_objects(
                 task,
@@ -154,7 +145,7 @@ class TrainState:
 
         A task with a `state_dict()` of its own says itself what matters of it.
         """
-        if own and ranks.size > 1:  # what ranks exchange of it; a save has its `state_dict()`
+        if own and step.ranks.size > 1:  # what ranks exchange of it; a save has its `state_dict()`
             name = {"own": type(task).__name__}
             self.objects.append(ObjectState({"own": task}, left_out={"": type(task)}, names=name))
 

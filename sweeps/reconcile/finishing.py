@@ -38,8 +38,8 @@ from sweeps.stores import address_of, trial_files, trial_store
 from trainable.checkpoint import check_owner
 from trainable.config import TrialConfig
 from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
-from trainable.store.locate import files_of
 from trainable.store.notes import TESTED
+from trainable.store.objects import files_of
 from trainable.store.regular_files import make_directory, sync_directory, sync_file
 from trainable.warm_start import copy_generations
 

@@ -19,7 +19,7 @@ from tests.chaos.invariants import (
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from trainable.checkpoint import CheckpointStore
 from trainable.store.generations import STATE
-from trainable.store.locate import files_at
+from trainable.store.objects import files_at
 
 _PREFIX = f"s3://{BUCKET}/sweeps"
 _STORED = f'{SERIAL}storage: {{checkpoints: "{_PREFIX}"}}\n'

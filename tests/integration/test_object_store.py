@@ -46,8 +46,7 @@ from trainable.errors import StorageError, WriterReplaced
 from trainable.evaluate_test import evaluate_test
 from trainable.store import objects
 from trainable.store.generations import MANIFEST, STATE
-from trainable.store.locate import files_of
-from trainable.store.objects import StoreUnusable, connect, probe
+from trainable.store.objects import StoreUnusable, connect, files_of, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"
@@ -91,7 +90,7 @@ def _reader(run: Path) -> CheckpointStore:
 
 def _save(store: CheckpointStore, step: int, value: float, size: int = 4):
     state = {"step": step, "model": {"weight": torch.arange(float(size)) + step}}
-    store.maybe_save(lambda: state, step=step, epoch=step, end_of_epoch=True, value=value)
+    store.maybe_save(lambda: state, step=step, epoch=step, value=value)
     store.wait()
     return store.pointer
 

@@ -25,6 +25,7 @@ from trainable.config import TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
 from trainable.logged import NOTED, Log
+from trainable.loop_context import LoopOpening
 from trainable.store.metrics_file import LOGGED, read_rows
 from trainable.task import Data, Task
 
@@ -93,7 +94,7 @@ def _own_loop(reports: list[dict[str, float]], directory: Path) -> CustomLoop:
         yield from reports
 
     config = _config("flooded:run", len(reports))
-    return CustomLoop(run, config, directory, device=torch.device("cpu"))
+    return CustomLoop(run, config, LoopOpening(directory, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from trainable.hooks import Hooks
 from trainable.logged import Log, collecting, means, merge_logged
 from trainable.optim import Clipper
 from trainable.seeding import preserved_host_rng
-from trainable.step import Step, translate_torch_errors
+from trainable.step import Step, StepParts, translate_torch_errors
 from trainable.task import Batch, Task
 from trainable.train_state import model_state
 from trainable.user_code.task_code import task_code
@@ -314,14 +314,8 @@ class _NoUpdate:
 
 def _step_without_update(parts: Parts, config: TrainConfig) -> Step:
     optimizer = cast("torch.optim.Optimizer", _NoUpdate(parts.groups, config.optimizer.lr))
-    return Step(
-        task=parts.task,
-        model=parts.model,
-        optimizer=optimizer,
-        schedule=parts.schedule,
-        precision=parts.precision,
-        clipper=Clipper(config.clip),
-    )
+    made = StepParts(parts.task, parts.model, optimizer, parts.schedule, parts.precision)
+    return Step(made, Clipper(config.clip))
 
 
 def _process_bytes() -> int:

@@ -14,17 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from trainable import rank_waits
-from trainable.averaging import Average
 from trainable.errors import CheckpointError, TaskError
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.group_joining import hidden_group
 from trainable.logged import Sums, combined, fetched, means_of
 from trainable.losses import EvaluationSums, evaluation_sums
 from trainable.object_state import ObjectState
-from trainable.precision import Precision
 from trainable.ranks import Ranks, share_of
 from trainable.seeding import HostRngState
-from trainable.step import LeftOut
+from trainable.step import LeftOut, Step
 from trainable.task import Batch, Task
 from trainable.train_state import capture_random, check_state, restore_random
 
@@ -46,17 +44,12 @@ def means_of_ranks(taken: Sequence[Sums], ranks: Ranks | None) -> list[dict[str,
 
 
 def evaluate(
-    task: Task,
-    model: nn.Module,
+    step: Step,
     windows: Iterable[Iterable[Batch]],
     *,
     split: str,
-    precision: Precision,
     seed: int | None,
-    average: Average | None,
-    ranks: Ranks,
     take_logged: Callable[[], Sums],
-    on_all: bool = False,
     objects: Sequence[ObjectState | LeftOut] = (),
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the metrics of a split, and those that it logs; every rank must call it.
@@ -66,6 +59,8 @@ def evaluate(
     The default evaluation adds up the sums of all ranks. A task's own `evaluate()` runs on the
     first rank, and the others wait for it, and receive what it has changed.
     """
+    task, model, ranks, on_all = step.task, step.model, step.ranks, step.is_sharded
+    precision, average = step.precision, step.average
     if ranks.size > 1 and evaluates_in_parts(task):
         own_seed = None if seed is None else share_of(ranks).seed(seed)
         with evaluated_model(model, precision=precision, seed=own_seed, average=average):

@@ -30,12 +30,11 @@ from trainable.parallel.sharding import (
     sharded_parameters,
     sharded_units,
 )
-from trainable.precision import Precision
 from trainable.ranks import Ranks
 from trainable.seeding import seeded
-from trainable.step import LeftOut, Step
+from trainable.step import LeftOut, Step, StepParts
 from trainable.streams import StreamSource
-from trainable.task import Batch, Task
+from trainable.task import Batch
 
 _CONSTANT = (
     "the loss of a micro-batch does not depend on the model, and under train.sharding: fsdp every "
@@ -109,16 +108,14 @@ class LockStep:
 
     def __init__(
         self,
-        task: Task,
-        model: nn.Module,
-        precision: Precision,
+        parts: StepParts,
         ranks: Ranks,
         val: Source,
         used: UsedParameters,
         objects: Callable[[], Sequence[ObjectState]],
     ) -> None:
         self._used, self._objects = used, objects
-        self._task, self._model, self._precision = task, model, precision
+        self._task, self._model, self._precision = parts.task, parts.model, parts.precision
         self._ranks = ranks
         self._val = val
         self._seen: Any = None
@@ -193,23 +190,14 @@ class ShardedStep(Step):
     those of other parameters only: such as a loss's own.
     """
 
-    def __init__(self, *, clip: ClipConfig, val: Source, **parts: Any) -> None:
-        optimizer: torch.optim.Optimizer = parts["optimizer"]
-        given = [p for group in optimizer.param_groups for p in group["params"]]
-        super().__init__(**parts, clipper=ShardedClipper(clip, given, parts["ranks"]))
-        self.layout = Layout(self.model, optimizer, self.ranks)
+    def __init__(self, parts: StepParts, clip: ClipConfig, ranks: Ranks, val: Source) -> None:
+        given = [p for group in parts.optimizer.param_groups for p in group["params"]]
+        super().__init__(parts, ShardedClipper(clip, given, ranks), ranks)
+        self.layout = Layout(self.model, self.optimizer, self.ranks)
         self.exchanged = [p for p in self.parameters if not is_sharded(p)]
         self.left_out = LeftOut([p for p in self.left_out.parameters if not is_sharded(p)])
         self._used = UsedParameters(self.model)
-        self._lock_step = LockStep(
-            self.task,
-            self.model,
-            self.precision,
-            self.ranks,
-            val,
-            self._used,
-            lambda: self.objects,
-        )
+        self._lock_step = LockStep(parts, ranks, val, self._used, lambda: self.objects)
 
     def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
         """Return the micro-batches of a window, with which every rank stays in step."""

@@ -192,6 +192,6 @@ def _find(function: str) -> Any:
 
 
 if __name__ == "__main__":
-    from trainable import fork_template  # not the copy that runs as a program
+    from trainable.processes import fork_template  # not the copy that runs as a program
 
     fork_template.main()

@@ -5,7 +5,7 @@
 The child imports torch, says so, and reads one line: which function it calls as which rank. It
 answers with one line: what the function returned, or how it failed. Both lines are JSON. The
 kernel kills a child when its parent ends, and `close` kills it with its own child processes.
-What must not live here: what a rank does (`ranks_follow.py`), and how ranks talk to each other
+What must not live here: what a rank does (`rank_run.py`), and how ranks talk to each other
 (`rank_group.py`).
 """
 
@@ -110,9 +110,9 @@ def local_ranks(
 
 
 def follow_in_child(rank: int, place: dict[str, Any], config: Any, **options: Any) -> None:
-    """Train as a further rank: `ranks_follow.follow` with plain data."""
+    """Train as a further rank: `rank_run.follow` with plain data."""
     from trainable.group_joining import GroupPlace
-    from trainable.processes.ranks_follow import follow
+    from trainable.processes.rank_run import follow
 
     options["directory"] = Path(options["directory"])
     follow(TrialConfig.model_validate(config), place=GroupPlace(**place), rank=rank, **options)

@@ -1,6 +1,7 @@
-"""What the process of a further rank of a trial does: a fresh fork for each run.
+"""What a further rank of a trial does: it trains in lock-step with the first rank.
 
-What must not live here: Ray (`ray_ranks.py`), and how a rank trains (`ranks_follow.py`).
+In a sweep it does so in a fresh fork for each run. What must not live here: Ray (`ray_ranks.py`),
+and how ranks exchange (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainable.config import TrialConfig
 from trainable.errors import RankLost
 from trainable.failures import failure_of
 from trainable.processes import fork_template
 from trainable.processes.trial_log import DescriptorOutput, TrialLog, rank_log
+
+if TYPE_CHECKING:
+    from trainable.group_joining import GroupPlace
 
 IMPORTED = "imported"
 """What the process sends when it has imported the task. It receives where the ranks meet, and
@@ -72,8 +76,6 @@ def train(connection: Connection, order: RankOrder, rank: int) -> None:
 
 
 def _follow(order: RankOrder, place: Any, rank: int, address: str) -> None:
-    from trainable.processes.ranks_follow import follow
-
     set_interop_threads(order.threads)
     follow(
         TrialConfig.model_validate(order.config),
@@ -129,3 +131,33 @@ def open_log(path: Path) -> TrialLog:
         return TrialLog(path)
     except OSError:  # opening the run fails, too, and reports the reason
         return TrialLog(os.devnull)
+
+
+def follow(
+    config: TrialConfig,
+    directory: Path,
+    place: GroupPlace,
+    rank: int,
+    *,
+    own_address: str | None = None,
+    **options: Any,
+) -> None:
+    """Train as one of the further ranks of a trial, until the first rank ends the run.
+
+    The options are those of `open_trainer`.
+    Import the task before: the time-out of joining does not cover it.
+    """
+    from trainable.build import open_trainer
+    from trainable.logged import closed_on_error, run_log
+    from trainable.parallel.rank_group import RankGroup
+    from trainable.precision import find_device
+
+    target = find_device(options.get("device"))
+    run_log(directory, writes=False)  # the task may log in its constructor
+    with (
+        closed_on_error(directory),
+        RankGroup.join(place, rank, device=target, own_address=own_address) as ranks,
+        open_trainer(config, directory, ranks=ranks, **options) as run,
+    ):
+        for _ in run.events():
+            pass

@@ -1,7 +1,7 @@
 """LocalFiles: checkpoints in a directory of a local or network file system, committed by a rename.
 
 What must not live here: what all storages share (`generations.py`), and which storage a run has
-(`locate.py`).
+(`objects.py`).
 """
 
 from __future__ import annotations

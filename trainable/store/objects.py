@@ -1,8 +1,9 @@
-"""ObjectFiles: checkpoints in an object store; writing the manifest commits a generation.
+"""Checkpoints in an object store, where writing the manifest commits a generation; files_of.
 
 `ObjectFiles` works on any fsspec file system. `connect` opens the S3-compatible store that the
 environment names, `probe` checks that it can be used, and `remove_objects` clears a prefix.
-What must not live here: which runs have their generations there (`locate.files_of`).
+`files_of` and `files_at` choose between it and local files. What must not live here: local files
+(`local.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from trainable.errors import StorageError, WriterReplaced
 from trainable.store.generations import (
     MANIFEST,
     STATE,
+    Files,
+    RunFiles,
     Write,
     WriteShard,
     fenced,
@@ -377,3 +380,17 @@ def _explained(prefix: str, verb: str) -> Iterator[None]:
 def open_run(address: str, run: Path) -> RunObjects:
     """Return the generations at an address, for the run in a local directory."""
     return RunObjects(connect(), address.removeprefix(SCHEME), LocalFiles.of(run))
+
+
+def files_of(run: Path, address: str | None = None) -> RunFiles:
+    """Return the storage of a run's generations. Only this function decides which one it is."""
+    if address is None:
+        return LocalFiles.of(run)
+    return open_run(address, run)
+
+
+def files_at(address: str) -> Files:
+    """Return the generations at an address for reading: a directory, or `s3://BUCKET/...`."""
+    if "://" not in address:
+        return LocalFiles(Path(address))
+    return ObjectFiles(connect(), address.partition("://")[2])

@@ -15,8 +15,8 @@ from redaction.secrets import redact
 from trainable.errors import CheckpointError, StorageError
 from trainable.failures import as_system_error, as_system_note
 from trainable.store.generations import Files, remedy, shard_name
-from trainable.store.locate import files_at
 from trainable.store.manifest import Generation, Shard, read_verified
+from trainable.store.objects import files_at
 from trainable.store.sharded_state import SHARDS, Parts, joined
 from trainable.store.snapshot import parse_state, write_state
 

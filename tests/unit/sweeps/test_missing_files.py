@@ -89,7 +89,6 @@ def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]
             lambda: {"step": torch.ones(())},
             step=epoch * 10,
             epoch=epoch,
-            end_of_epoch=True,
             value=value,
             new_best=True,
         )

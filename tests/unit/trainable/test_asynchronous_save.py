@@ -344,7 +344,8 @@ def test_rows_are_durable_before_the_checkpoint(tmp_path):
             super().commit(name, write)
 
     store = _store(tmp_path, Noting.of(tmp_path))
-    _maybe_save(store, 1, before_commit=lambda: order.append("rows"), final=True)
+    store.before_commit = lambda: order.append("rows")
+    _maybe_save(store, 1, final=True)
     assert order == ["rows", "commit"]
 
 
@@ -399,7 +400,8 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
-    assert _maybe_save(store, 1, async_copy_keys=["moments"])
+    store.async_copy_keys = ["moments"]
+    assert _maybe_save(store, 1)
     store.wait_for_copy()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()

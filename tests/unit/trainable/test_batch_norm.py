@@ -83,7 +83,7 @@ def test_what_cannot_be_synchronized_is_refused(device, model, text):
 def _sampled(*, in_batches):
     given = [[0, 1], [2]] if in_batches else range(24)
     return SampledPlan(
-        given, in_batches=in_batches, num_indices=24, batch_size=12, accumulation=1, seed=0
+        given, TrainConfig(batch_size=12), in_batches=in_batches, num_indices=24, seed=0
     )
 
 

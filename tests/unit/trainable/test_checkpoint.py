@@ -35,7 +35,6 @@ def _save(store, step, value=None, **options):
         lambda: {"step": step, "weights": torch.arange(4.0) + step},
         step=step,
         epoch=step,
-        end_of_epoch=True,
         value=value,
         **options,
     )
@@ -219,8 +218,7 @@ def test_epoch_interval_counts_epoch_ends(tmp_path):
             store.maybe_save(
                 dict,
                 step=step,
-                epoch=epoch if end_of_epoch else epoch - 1,
-                end_of_epoch=end_of_epoch,
+                epoch=epoch if end_of_epoch else 0,
             )
             store.wait()
     assert [generation.epoch for generation in store.generations()] == [2, 4, 6]

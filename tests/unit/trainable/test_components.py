@@ -15,13 +15,14 @@ from torch import nn
 
 import trainable
 from tracking.limits import clean_key
-from trainable.config import OptimizerConfig, ScheduleConfig
+from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.optim import build_optimizer
+from trainable.optim import Clipper, build_optimizer
 from trainable.precision import Precision, resolve_precision
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, preserved_host_rng, set_determinism, set_seed
-from trainable.task import decay_groups
+from trainable.step import Step, StepParts
+from trainable.task import Task, decay_groups
 from trainable.train_state import TrainState
 from trainable.watch.diagnostics import LayerNorms, Throughput
 
@@ -33,9 +34,8 @@ def _state(name="adamw", width=3):
     model = nn.Linear(width, 2)
     optimizer = build_optimizer(OptimizerConfig(name=name), decay_groups(model))
     schedule = Schedule(ScheduleConfig(), peak=1e-3, total_steps=9, steps_per_epoch=3)
-    return TrainState(
-        model=model, optimizer=optimizer, schedule=schedule, precision=Precision("fp32", CPU)
-    )
+    parts = StepParts(Task(), model, optimizer, schedule, Precision("fp32", CPU))
+    return TrainState(Step(parts, Clipper(ClipConfig())))
 
 
 # Precision

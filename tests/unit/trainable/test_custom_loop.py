@@ -29,6 +29,7 @@ from trainable.errors import (
     WithoutEffect,
 )
 from trainable.export import export_weights
+from trainable.loop_context import LoopOpening
 from trainable.store.metrics_file import read_rows
 from trainable.train_state import check_state
 from trainable.watch.diagnostics import MEASURED
@@ -94,7 +95,9 @@ def stale_writer():
 
 def _open(function, directory, config=None, **options):
     config = config or _config()
-    return CustomLoop(function, config, directory, device=torch.device("cpu"), **options)
+    stop = options.pop("should_stop", lambda: False)
+    opening = LoopOpening(directory, torch.device("cpu"), **options)
+    return CustomLoop(function, config, opening, stop)
 
 
 def _values(*values, state=None):

@@ -16,6 +16,7 @@ from tests.optional_packages import skip_without
 from trainable import Context, TrialConfig, open_trainer, read_rows
 from trainable.custom_loop import CustomLoop
 from trainable.errors import CheckpointError, ConfigError
+from trainable.loop_context import LoopOpening
 from trainable.watch.diagnostics import MEASURED
 
 skip_without("transformers", "accelerate")
@@ -94,7 +95,8 @@ def _config(epochs: int = 4, lr: float = 0.05) -> TrialConfig:
 
 
 def _open(function, directory: Path, config: TrialConfig | None = None, **options) -> CustomLoop:
-    return CustomLoop(function, config or _config(), directory, device=CPU, **options)
+    stop = options.pop("should_stop", lambda: False)
+    return CustomLoop(function, config or _config(), LoopOpening(directory, CPU, **options), stop)
 
 
 def _rows(directory: Path) -> list[dict[str, float]]:

@@ -31,7 +31,7 @@ def _store(directory, files=None):
 
 
 def _save(store, step=1):
-    store.maybe_save(lambda: {"step": step}, step=step, epoch=step, end_of_epoch=True)
+    store.maybe_save(lambda: {"step": step}, step=step, epoch=step)
     store.wait()
 
 

@@ -49,12 +49,12 @@ def _plan(kind, samples, batch, micro, drop_last):
         given = [given[at : at + 1 + at % batch] for at in range(0, samples, batch)]
     return SampledPlan(
         given,
+        TrainConfig(
+            batch_size=batch, accumulation=batch // micro, loader=LoaderConfig(drop_last=drop_last)
+        ),
         in_batches=kind == "lists",
         num_indices=samples,
-        batch_size=batch,
-        accumulation=batch // micro,
         seed=3,
-        drop_last=drop_last,
     )
 
 

@@ -17,7 +17,7 @@ from trainable.optim import Clipper, build_optimizer
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
-from trainable.step import Step
+from trainable.step import Step, StepParts
 from trainable.task import Task, decay_groups
 
 CPU = torch.device("cpu")
@@ -54,15 +54,9 @@ def _step(task=None, *, precision="fp32", optimizer="adamw", max_norm=1.0, ranks
     built = build_optimizer(OptimizerConfig(name=optimizer, lr=0.1), decay_groups(model))
     schedule = Schedule(ScheduleConfig(name="linear"), peak=0.1, total_steps=10, steps_per_epoch=5)
     schedule.set_lr(built, 0)
-    return Step(
-        task=task or Scripted(),
-        model=model,
-        optimizer=built,
-        schedule=schedule,
-        precision=Precision(precision, CPU, initial_scale=4.0),
-        clipper=Clipper(ClipConfig(max_norm=max_norm)),
-        ranks=ranks,
-    )
+    scaled = Precision(precision, CPU, initial_scale=4.0)
+    parts = StepParts(task or Scripted(), model, built, schedule, scaled)
+    return Step(parts, Clipper(ClipConfig(max_norm=max_norm)), ranks)
 
 
 def _weights(step):

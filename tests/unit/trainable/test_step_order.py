@@ -13,7 +13,7 @@ from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
 from trainable.optim import Clipper, build_optimizer
 from trainable.precision import Precision
 from trainable.schedule import Schedule
-from trainable.step import Step
+from trainable.step import Step, StepParts
 from trainable.task import Task, decay_groups
 
 WINDOW = [(torch.ones(2, 3),), (torch.zeros(2, 3),)]
@@ -35,16 +35,10 @@ def _step(precision="fp16"):
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     optimizer = build_optimizer(OptimizerConfig(lr=0.1), decay_groups(model))
-    return Step(
-        task=Summed(),
-        model=model,
-        optimizer=optimizer,
-        schedule=Schedule(
-            ScheduleConfig(name="linear"), peak=0.1, total_steps=9, steps_per_epoch=3
-        ),
-        precision=Precision(precision, torch.device("cpu"), initial_scale=4.0),
-        clipper=Clipper(ClipConfig(max_norm=0.1)),
-    )
+    schedule = Schedule(ScheduleConfig(name="linear"), peak=0.1, total_steps=9, steps_per_epoch=3)
+    scaled = Precision(precision, torch.device("cpu"), initial_scale=4.0)
+    parts = StepParts(Summed(), model, optimizer, schedule, scaled)
+    return Step(parts, Clipper(ClipConfig(max_norm=0.1)))
 
 
 class Witness:

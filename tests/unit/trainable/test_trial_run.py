@@ -421,7 +421,7 @@ def test_trial_without_a_heartbeat_does_not_train(tmp_path: Path) -> None:
 def test_blocked_clean_up_ends_the_worker() -> None:
     """Even if it holds the interpreter lock: nobody else watches a worker that ends."""
     code = (
-        "import re\nfrom trainable import trial_run\ntrial_run._PATIENCE_SECONDS = 0.3\n"
+        "import re\nfrom trainable.processes import trial_run\ntrial_run._PATIENCE_SECONDS = 0.3\n"
         "with trial_run._exit_when_late():\n    re.match('(a+)+$', 60 * 'a' + 'b')\n"
     )
     done = subprocess.run(

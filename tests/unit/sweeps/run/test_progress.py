@@ -164,7 +164,7 @@ def test_stopped_process_is_no_hang_and_held_gil_is(
     paths: SweepPaths,
 ) -> None:
     code = (
-        "import re, sys\nfrom trainable import heartbeat\n"
+        "import re, sys\nfrom trainable.watch import heartbeat\n"
         "heartbeat.watch(sys.argv[1], open(sys.argv[2], 'w'))\n"
         "with heartbeat.at_work():\n    heartbeat.beat('step')\n    heartbeat.beat('step')\n"
         "    re.match('(a+)+$', 60 * 'a' + 'b')\n"
