@@ -2,7 +2,8 @@
 
 It takes the working directory off the import path, and exits without a traceback if Ctrl-C comes
 while the command loads. With `python -m sweeps.entry --child-of PARENT ...`, the command is the
-child of a script or a notebook, and the kernel kills it when the process PARENT ends. What must not live here: any import that takes time.
+child of a script or a notebook, and the kernel kills it when the process PARENT ends. What must
+not live here: any import that takes time.
 """
 
 from __future__ import annotations
