@@ -1,7 +1,9 @@
 """The entry point of the `sweep` command.
 
 It takes the working directory off the import path, and exits without a traceback if Ctrl-C comes
-while the command loads. What must not live here: any import that takes time.
+while the command loads. With `python -m sweeps.entry --child-of PARENT ...`, the command is the
+child of a script or a notebook, and the kernel kills it when the process PARENT ends. What must
+not live here: any import that takes time.
 """
 
 from __future__ import annotations
@@ -75,5 +77,17 @@ def _named_directory(entry: str, here: str) -> str | None:
     return None if path == here else path
 
 
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends."""
+    from trainable.process_start import end_with_parent
+
+    end_with_parent()
+    if os.getppid() != parent:  # it ended before this line
+        sys.exit(128 + signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child-of"]:
+        _end_with(int(sys.argv[2]))
+        sys.argv[:3] = ["sweep"]
     main()

@@ -1,6 +1,6 @@
 """Run the `sweep` command as a child process, for a script or a notebook.
 
-A killed notebook is a killed driver (`sweeps.child`), and the notebook itself never holds Ray.
+A killed notebook is a killed driver (`sweeps.entry`), and the notebook itself never holds Ray.
 What must not live here: what the command does.
 """
 
@@ -80,7 +80,7 @@ def read_command(arguments: Sequence[str]) -> Any:
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-P", "-m", "sweeps.child", str(os.getpid()), *arguments]
+    return [sys.executable, "-P", "-m", "sweeps.entry", "--child-of", str(os.getpid()), *arguments]
 
 
 def _start_unseen(

@@ -259,16 +259,14 @@ class StudyRecord:
         self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
 
 
-_STATES: dict[TrialState, str] = {
+STATES: dict[TrialState, str] = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-
-
-_ENDINGS: dict[Ending, TrialState] = {
+ENDINGS: dict[str, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
@@ -467,7 +465,7 @@ class Ledger(StudyRecord):
         values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
         return TrialRecord(
             number=trial.number,
-            state=_STATES[trial.state],
+            state=STATES[trial.state],
             reports=reports,
             all_reports={e: tuple(one) for e, one in several.items()}
             if len(self.minimizes) > 1
@@ -681,7 +679,7 @@ class Ledger(StudyRecord):
             self._storage.get_trial(self._id(number)), ended_ms=_now_ms(), **trained
         )
         value = record.result if ending == "complete" else None
-        return self._record(self._study.tell(number, value, state=_ENDINGS[ending]))
+        return self._record(self._study.tell(number, value, state=ENDINGS[ending]))
 
     @in_transaction
     def reopen(

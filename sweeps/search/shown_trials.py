@@ -31,6 +31,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search, repeated_by
+from sweeps.ledger.ledger import ENDINGS, STATES
 from sweeps.ledger.over_seeds import Repeats, repeats_of, state_of
 from sweeps.ledger.ranking import NOT_FINITE, is_cut_off, is_finite, values_by, values_over_seeds
 from sweeps.ledger.reasons import may_be_of_parameters
@@ -437,18 +438,6 @@ STANDARD_ERROR = "standard_error"
 """A trial attribute that samplers see: the standard error of a configuration's value."""
 NUM_SEEDS = "num_seeds"
 """A trial attribute that samplers see: from how many seeds a configuration's value is."""
-_STATES = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
-_ENDS = {
-    "complete": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-}
 
 
 def origins_in(trials: Sequence[FrozenTrial]) -> dict[int, int]:
@@ -476,7 +465,7 @@ def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[Frozen
 
 
 def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> FrozenTrial:
-    state = state_of([_STATES[trial.state] for trial in mine], repeats.seeds)
+    state = state_of([STATES[trial.state] for trial in mine], repeats.seeds)
     first = mine[0]
     if len(mine) == 1 and (state != "running" or not first.state.is_finished()):
         return first
@@ -487,7 +476,7 @@ def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> 
     shown.user_attrs = {**first.user_attrs, SEEDS: Seeds(mine, combine)}
     if state == "running":
         return shown
-    shown.state = _ENDS[state]
+    shown.state = ENDINGS[state]
     shown.datetime_complete = max(t.datetime_complete for t in mine if t.datetime_complete)
     if state == "complete":
         every = [trial.values for trial in mine]

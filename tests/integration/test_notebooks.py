@@ -91,7 +91,7 @@ def test_interrupted_kernel_drains_the_sweep(kernel: KernelManager, tmp_path: Pa
 @pytest.mark.fault(6, "the notebook's kernel is killed")
 def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path: Path) -> None:
     process = psutil.Process(kernel.provisioner.pid)
-    drivers = [child for child in process.children() if "sweeps.child" in child.cmdline()]
+    drivers = [child for child in process.children() if "--child-of" in child.cmdline()]
     process.kill()
     wait_until(lambda: not any(_lives(driver) for driver in drivers))
     sweep = Sweep.open("long", root=tmp_path / "runs").resume()

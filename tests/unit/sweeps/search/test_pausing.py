@@ -181,7 +181,7 @@ def _promoted_beside_a_better_one(driver: Driver, *, started: bool) -> None:
     """Promote trial 1 of 0 and 1, and let the better trial 2 come to its rung meanwhile."""
     for _ in range(2):
         driver.run_one()
-    driver.searcher._concurrency = 2
+    driver.searcher._capacity = Capacity(2, 1)
     config: Any = driver.searcher.suggest("promoted")
     assert (config["number"], config["pause_at_epoch"]) == (1, 2)
     if started:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,8 +93,10 @@ def test_pending_reports_are_waited_for_only_if_needed(
     changed = {"search": search, "early_stopping": early, "trials": 3}
     driver = Driver(tmp_path / "l.db", spec.model_copy(update=changed))
     settled: list[int] = []
-    driver.searcher._flush = lambda: settled.append(len(driver.ledger.trials()))
-    driver.searcher._concurrency = 4
+    driver.searcher._driver = replace(
+        driver.searcher._driver, flush=lambda: settled.append(len(driver.ledger.trials()))
+    )
+    driver.searcher._capacity = Capacity(4, 1)
     for turn in range(5):
         driver.ask(f"t{turn}")
     driver.searcher.on_trial_complete("t0")
@@ -150,7 +153,7 @@ def test_runs_added_meanwhile_come_first_and_change_no_suggestion(
                 return []
             return [ledger.add_extra("confirm", 0, waiting.pop(0))]
 
-        driver.searcher._add_extra = add_extra
+        driver.searcher._driver = replace(driver.searcher._driver, add_extra=add_extra)
         while (config := driver.ask("t")) != Searcher.FINISHED:
             driver.tell("t", config)
             found.setdefault(case, []).append((config["role"], config["params"]))
@@ -235,7 +238,7 @@ def test_smaller_micro_batches_are_kept_if_they_fit(
 
 def test_stop_waits_for_live_trials(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
-    driver.searcher._concurrency = 2
+    driver.searcher._capacity = Capacity(2, 1)
     driver.ask("a")
     driver.searcher.paused = True
     assert driver.ask("b") is None
@@ -260,7 +263,7 @@ def grouped() -> SweepSpec:
 
 def test_trial_waits_until_its_whole_group_fits(tmp_path: Path, grouped: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", grouped)
-    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    driver.searcher._capacity = Capacity(9, 1, 3)
     asked = [driver.ask(name) for name in "abc"]
     assert [one and (one["number"], one["workers"]) for one in asked] == [(0, 2), (1, 1), None]
     driver.searcher.on_trial_complete("b")
@@ -272,7 +275,7 @@ def test_trial_waits_until_its_whole_group_fits(tmp_path: Path, grouped: SweepSp
 
 def test_stopped_trial_waits_no_longer(tmp_path: Path, grouped: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", grouped)
-    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    driver.searcher._capacity = Capacity(9, 1, 3)
     for name in "abc":
         driver.ask(name)
     driver.ledger.finish(2, "pruned")
@@ -282,7 +285,7 @@ def test_stopped_trial_waits_no_longer(tmp_path: Path, grouped: SweepSpec) -> No
 
 def test_met_stop_criterion_holds_a_waiting_trial_back(tmp_path: Path, grouped: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", grouped)
-    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    driver.searcher._capacity = Capacity(9, 1, 3)
     for name in "abc":
         driver.ask(name)
     driver.searcher.paused = True
@@ -295,11 +298,11 @@ def test_met_stop_criterion_holds_a_waiting_trial_back(tmp_path: Path, grouped: 
 
 def test_waiting_trial_starts_after_a_restart(tmp_path: Path, grouped: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", grouped)
-    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    driver.searcher._capacity = Capacity(9, 1, 3)
     for name in "abc":
         driver.ask(name)
     driver = Driver(tmp_path / "l.db", grouped)
-    driver.searcher._concurrency, driver.searcher._max_workers = 9, 9
+    driver.searcher._capacity = Capacity(9, 1, 9)
     asked = [driver.ask(name) for name in "abcd"]
     assert [(one["number"], one["workers"]) for one in asked] == [(0, 2), (1, 1), (2, 2), (3, 1)]
 
@@ -308,13 +311,13 @@ def test_group_larger_than_the_machine_fails_its_trial(tmp_path: Path, grouped: 
     """As a further seed of a trial that another machine has trained."""
     driver = Driver(tmp_path / "l.db", grouped)
     refused: list[int] = []
-    driver.searcher._max_workers = 1
+    driver.searcher._capacity = Capacity(1, 1, 1)
 
     def refuse(number: int, error: SpecError) -> None:
         refused.append(number)
         driver.ledger.finish(number, "failed", reason=str(error))
 
-    driver.searcher._refuse = refuse
+    driver.searcher._driver = replace(driver.searcher._driver, refuse=refuse)
     assert driver.ask("a")["number"] == 1
     assert refused == [0]
     assert "2 workers, and 1" in str(driver.ledger.trial(0).reason)
