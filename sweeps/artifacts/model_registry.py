@@ -18,7 +18,7 @@ from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.store_access import reach_tracking
 from sweeps.view.sweep_view import NoBest, SweepView
-from tracking.registry import NotRegistered, register_model
+from tracking.registry import ModelVersion, NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
 from trainable.exit_reason import exit_with
@@ -44,12 +44,9 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
     config = TrialConfig.model_validate(load_trial_config(view.paths, view.spec, record))
     with contextlib.redirect_stdout(sys.stderr):  # a task or a tracer may print
         built, inputs, contents = load_model(config, generation.address, pickled=pickled)
-        return register_model(
-            reach_tracking(view.paths, view.spec)[0],
-            run_id,
-            model,
-            built,
-            inputs,
+        wanted = ModelVersion(
+            model=built,
+            inputs=inputs,
             digest=generation.sha256,
             tags={
                 "gradsweep.sweep_id": view.ledger.sweep_id,
@@ -64,6 +61,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
             pickled=pickled,
             without=_OURS,
         )
+        return register_model(reach_tracking(view.paths, view.spec)[0], run_id, model, wanted)
 
 
 def main(arguments: list[str]) -> None:

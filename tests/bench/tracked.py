@@ -24,8 +24,9 @@ import psutil
 from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
 from tests.tracking_server import start_tracking_server
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.outbox_recorder import OutboxRecorder, process_with
 from tracking.recorder import NullRecorder, Recorder
+from tracking.tracker import TrackedSweep
 from trainable.metrics_file import Row
 
 _EPOCHS, _SMOKE_EPOCHS = 60, 3
@@ -146,7 +147,10 @@ def _recorder(uri: str, directory: Path, *, answered: bool = True) -> OutboxReco
     """A recorder that has got as far as it gets, with mlflow imported and tables made."""
     sweep_id = uuid.uuid4().hex
     recorder = OutboxRecorder(
-        uri, None, "bench", sweep_id, directory / sweep_id, {}, {}, process=os.environ
+        uri,
+        None,
+        TrackedSweep(experiment="bench", sweep_id=sweep_id, outbox=directory / sweep_id),
+        deliver=process_with(os.environ),
     )
     while not recorder.wait_ready(0.1) and not recorder.seconds_unresponsive:
         pass

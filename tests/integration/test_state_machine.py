@@ -52,6 +52,7 @@ from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.outbox import Outbox
 from tracking.outbox_recorder import OutboxRecorder
+from tracking.tracker import TrackedSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.manifest import STATE, Generation, format_manifest, read_state
 from trainable.metrics_file import History, Row, read_rows
@@ -249,7 +250,10 @@ class Driver:
         self.exhausted = False
         self._turn = 0
         self.recorder = OutboxRecorder(
-            "unused", None, "quad", "s", paths.outbox, {}, {}, offline=True
+            "unused",
+            None,
+            TrackedSweep(experiment="quad", sweep_id="s", outbox=paths.outbox),
+            deliver=None,
         )
         self._queue = Outbox(paths.outbox, delivers=True)  # as the process has it that delivers
         try:

@@ -20,6 +20,7 @@ from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
 from tracking.outbox_recorder import OutboxRecorder
+from tracking.tracker import TrackedSweep
 from trainable.metrics_file import History, Row
 from trainable.storage.local import LocalFiles
 
@@ -78,7 +79,10 @@ def _make(paths: SweepPaths) -> None:
     ledger = Ledger.create(paths.ledger, mode="min", sweep_id="id-chaos", select=spec.select)
     space = {key: one.to_optuna() for key, one in spec.space.items()}
     recorder = OutboxRecorder(
-        "unused", None, NAME, ledger.sweep_id, paths.outbox, {}, {}, offline=True
+        "unused",
+        None,
+        TrackedSweep(experiment=NAME, sweep_id=ledger.sweep_id, outbox=paths.outbox),
+        deliver=None,
     )
     for number, epochs in enumerate(_EPOCHS):
         params = ask(ledger, space, RandomSampler(seed=number)).params
