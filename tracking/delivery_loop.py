@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracking.delivery import Delivery, NotStored, TrackingServer, error_line, logger
+from tracking.limits import clean_text
 from tracking.outbox import SWEEP, Outbox
 from tracking.trackers import choose_tracker
 
@@ -40,7 +41,6 @@ class Destination(NamedTuple):
         experiment: The experiment's name.
         sweep_id: The sweep's identity, a tag by which its runs are found again.
         outbox: Directory of the durable queue.
-        name: The name of the sweep's run.
     """
 
     uri: str
@@ -48,7 +48,6 @@ class Destination(NamedTuple):
     experiment: str
     sweep_id: str
     outbox: str
-    name: str
 
     def open_server(self) -> TrackingServer:
         """Connect to the tracking service, whose client may take seconds to import."""
@@ -144,7 +143,7 @@ class DeliveryLoop:
                         outbox,
                         self._open_server(),
                         sweep_id=self._destination.sweep_id,
-                        name=self._destination.name,
+                        name=clean_text(self._destination.experiment),
                     )
                 delivery.connect()
                 wait = _FIRST_DELAY_SECONDS if self._hurried.is_set() else artifact_delay

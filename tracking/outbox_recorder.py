@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from redaction.secrets import redact_value
-from tracking.delivery import TrackingServer, logger
+from tracking.delivery import logger
 from tracking.delivery_loop import DeliveryThread, Destination
 from tracking.delivery_process import DeliveryProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
@@ -32,6 +32,8 @@ _INHERITED = (
     "gradsweep.data",
 )
 """Prefixes of the tags that name the user, the command, the code and the data."""
+Deliver = Callable[[Destination], DeliveryThread | DeliveryProcess]
+"""Starts what delivers an outbox."""
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
@@ -42,51 +44,36 @@ class OutboxRecorder:
         self,
         uri: str,
         artifact_root: Path | None,
-        experiment: str,
-        sweep_id: str,
-        outbox: Path,
-        tags: Mapping[str, str],
-        params: Mapping[str, object],
+        sweep: TrackedSweep,
         *,
-        inherited: Mapping[str, str] | None = None,
-        experiment_tags: Mapping[str, str] | None = None,
-        name: str | None = None,
         announce: bool = True,
-        offline: bool = False,
-        process: Mapping[str, str] | None = None,
-        open_server: Callable[[], TrackingServer] | None = None,
+        deliver: Deliver | None = DeliveryThread,
     ) -> None:
-        if not _SWEEP_ID.fullmatch(sweep_id):
+        if not _SWEEP_ID.fullmatch(sweep.sweep_id):
             raise ValueError(
-                f"sweep_id is {sweep_id!r}; it must be 1 to 200 letters, digits, '_', '-' or '.'; "
-                "use uuid4().hex"
+                f"sweep_id is {sweep.sweep_id!r}; it must be 1 to 200 letters, digits, '_', '-' "
+                "or '.'; use uuid4().hex"
             )
-        self._outbox = Outbox(outbox)
+        self._outbox = Outbox(sweep.outbox)
         if self._outbox.moved_aside is not None:
             logger.warning(
                 "the outbox was damaged and is now %s; a new one is used", self._outbox.moved_aside
             )
-        driver = tags if inherited is None else inherited
         self._inherited = _clean_tags(
-            {k: v for k, v in driver.items() if k.startswith(_INHERITED)}
+            {k: v for k, v in sweep.inherited.items() if k.startswith(_INHERITED)}
         )
         if announce:
-            self._start(SWEEP, params, tags, {})
-            if experiment_tags:
-                self._append(None, "experiment", experiment_tags)
+            self._start(SWEEP, sweep.params, sweep.tags, {})
+            if sweep.experiment_tags:
+                self._append(None, "experiment", sweep.experiment_tags)
         destination = Destination(
             uri,
             None if artifact_root is None else str(artifact_root),
-            experiment,
-            sweep_id,
-            str(outbox),
-            clean_text(name or experiment),
+            sweep.experiment,
+            sweep.sweep_id,
+            str(sweep.outbox),
         )
-        self._drain: DeliveryThread | DeliveryProcess | None = None
-        if process is not None and not offline:
-            self._drain = DeliveryProcess(destination, process)
-        elif not offline:
-            self._drain = DeliveryThread(destination, open_server)
+        self._drain = None if deliver is None else deliver(destination)
 
     # -- the methods of `Recorder` ----------------------------------------------------------------
 
@@ -222,21 +209,16 @@ def open_recorder(
     Raises:
         OutboxError: The outbox cannot be written.
     """
+    deliver = None if environment is None else process_with(environment)
     recorder = OutboxRecorder(
-        tracker.uri,
-        tracker.artifact_root,
-        sweep.experiment,
-        sweep.sweep_id,
-        sweep.outbox,
-        sweep.tags,
-        sweep.params,
-        inherited=sweep.inherited,
-        experiment_tags=sweep.experiment_tags,
-        announce=announce,
-        offline=environment is None,
-        process=environment,
+        tracker.uri, tracker.artifact_root, sweep, announce=announce, deliver=deliver
     )
     return OpenTracker(recorder, recorder)
+
+
+def process_with(environment: Mapping[str, str]) -> Deliver:
+    """Return what delivers in a process with this environment."""
+    return lambda destination: DeliveryProcess(destination, environment)
 
 
 def set_target(outbox: Path, tracker: Tracker) -> None:
@@ -296,9 +278,8 @@ def sync(
     left = read_outbox(outbox).pending
     if not left:
         return 0
-    recorder = OutboxRecorder(
-        uri, artifact_root, experiment, sweep_id, outbox, {}, {}, announce=False
-    )
+    sweep = TrackedSweep(experiment=experiment, sweep_id=sweep_id, outbox=outbox)
+    recorder = OutboxRecorder(uri, artifact_root, sweep, announce=False)
     while 0 < (now := recorder.flush(patience)) < left:
         left = now
     return recorder.close(0.0)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,18 +40,21 @@ class NotRegistered(Exception):
     """A model could not be registered."""
 
 
-def register_model(
-    uri: str,
-    run_id: str,
-    name: str,
-    model: Any,
-    inputs: Sequence[Any],
-    *,
-    digest: str,
-    tags: Mapping[str, str],
-    pickled: bool = False,
-    without: Sequence[str] = (),
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ModelVersion:
+    """What a version of a registered model is made of."""
+
+    model: Any
+    inputs: Sequence[Any]
+    digest: str
+    """The SHA-256 of the checkpoint."""
+    tags: Mapping[str, str]
+    pickled: bool = False
+    without: Sequence[str] = ()
+    """Modules that loading a pickle must not need."""
+
+
+def register_model(uri: str, run_id: str, name: str, wanted: ModelVersion) -> str:
     """Register a PyTorch model as a version of `name`, with the alias `best`.
 
     The model is saved as a graph (`torch.export`): loading it with
@@ -61,21 +65,21 @@ def register_model(
     client = connect(uri)
     from mlflow.exceptions import MlflowException
 
-    form = _PICKLE if pickled else _GRAPH
-    artifacts = f"model-{digest[:12]}-{form}"  # unique: a later version must not replace it
+    form = _PICKLE if wanted.pickled else _GRAPH
+    artifacts = f"model-{wanted.digest[:12]}-{form}"  # unique: a later version must not replace it
     try:
-        number = _known_version(client, name, digest, form)
+        number = _known_version(client, name, wanted.digest, form)
         if number is None:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory, artifacts)
-                _save(model, inputs, path, form)  # before anything is created at the server
-                if pickled:
-                    _check_loads(path, without)
+                _save(wanted.model, wanted.inputs, path, form)
+                if wanted.pickled:
+                    _check_loads(path, wanted.without)
                 check_artifacts(uri, client.get_run(run_id).info.artifact_uri or "")
                 _create(client, name)
                 client.log_artifacts(run_id, str(path), artifacts)
             source = f"{client.get_run(run_id).info.artifact_uri}/{artifacts}"
-            all_tags = {**tags, _DIGEST: digest, _FORMAT: form}
+            all_tags = {**wanted.tags, _DIGEST: wanted.digest, _FORMAT: form}
             created = client.create_model_version(name, source, run_id=run_id, tags=all_tags)
             number = str(created.version)
         client.set_registered_model_alias(name, ALIAS, number)

@@ -8,21 +8,25 @@ memory. What must not live here: how a model is built (`trainable`), or stored (
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from pathlib import Path
-
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.stores import best_generation, reach_tracking
-from sweeps.view.sweep_view import NoBest, SweepView
-from tracking.registry import NotRegistered, register_model
+from sweeps.stores import best_generation
+from sweeps.stores import reach_tracking
+from sweeps.view.sweep_view import NoBest
+from sweeps.view.sweep_view import SweepView
+from tracking.registry import ModelVersion
+from tracking.registry import NotRegistered
+from tracking.registry import register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
 from trainable.export import load_model
 from trainable.failures import exit_with
 from trainable.user_code.task_import import prepare_process
+import contextlib
+import os
+import sys
+
 
 _OURS = ("sweeps", "trainable", "tracking", "redaction")
 """Modules without which a registered model must load."""
@@ -43,12 +47,9 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
     config = TrialConfig.model_validate(load_trial_config(view.paths, view.spec, record))
     with contextlib.redirect_stdout(sys.stderr):  # a task or a tracer may print
         built, inputs, contents = load_model(config, generation.address, pickled=pickled)
-        return register_model(
-            reach_tracking(view.paths, view.spec)[0],
-            run_id,
-            model,
-            built,
-            inputs,
+        wanted = ModelVersion(
+            model=built,
+            inputs=inputs,
             digest=generation.sha256,
             tags={
                 "gradsweep.sweep_id": view.ledger.sweep_id,
@@ -63,6 +64,7 @@ def register_best(view: SweepView, number: int, model: str, *, pickled: bool) ->
             pickled=pickled,
             without=_OURS,
         )
+        return register_model(reach_tracking(view.paths, view.spec)[0], run_id, model, wanted)
 
 
 def main(arguments: list[str]) -> None:

@@ -21,6 +21,7 @@ from tests.bench.table import Goal, Result, alone, not_measured, size
 from tests.chaos.postgres import INSTALL, Cluster, find_binaries
 from tests.chaos.tracking_service import Service
 from tracking.outbox_recorder import OutboxRecorder
+from tracking.tracker import TrackedSweep
 
 _SWEEP = Path(sys.executable).with_name("sweep")
 _KEYS = ("train/loss", "train/grad_norm", "train/lr", "train/clip_fraction", "val/loss")
@@ -51,7 +52,9 @@ def load(repeats: int) -> list[Result]:
 def _measure(directory: Path, cluster: Cluster, service: Service) -> list[Result]:
     trials = write_large_sweep(directory)
     outbox = directory / "large" / "outbox"
-    recorder = OutboxRecorder(service.url, None, "large", "bench", outbox, {}, {}, name="large")
+    recorder = OutboxRecorder(
+        service.url, None, TrackedSweep(experiment="large", sweep_id="bench", outbox=outbox)
+    )
     looked: dict[str, list[float]] = {command: [] for command in _COMMANDS}
     started = time.perf_counter()
     appended = _append(recorder, trials)

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from tests.bench.table import Goal, Result, Sample, interleave
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.outbox_recorder import OutboxRecorder, process_with
+from tracking.tracker import TrackedSweep
 
 RUNS, KEYS, ROWS_A_REPORT = 16, 3, 100
 _APPENDED_REPORTS, _DELIVERED_REPORTS = 160, 160
@@ -151,13 +152,8 @@ class _Store:
         recorder = OutboxRecorder(
             self._uri,
             None,
-            "bench",
-            name,
-            self._directory / name,
-            {},
-            {},
-            name=name,
-            process=os.environ,
+            TrackedSweep(experiment="bench", sweep_id=name, outbox=self._directory / name),
+            deliver=process_with(os.environ),
         )
         for run in range(RUNS):
             recorder.start(run, {}, {})

@@ -34,6 +34,7 @@ from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 from tracking import delivery_loop
 from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.tracker import TrackedSweep
 
 pytestmark = pytest.mark.integration
 
@@ -87,10 +88,15 @@ def record(url: str, sweep_id: str, directory: Path) -> OutboxRecorder:
     """Record trials that are interrupted once and repeat the steps since their checkpoint."""
     figure = directory / "loss.svg"
     figure.write_text("<svg/>")
-    recorder = OutboxRecorder(
-        url, None, sweep_id, sweep_id, directory / "outbox", {"who": "test"}, {"n": 2},
+    sweep = TrackedSweep(
+        experiment=sweep_id,
+        sweep_id=sweep_id,
+        outbox=directory / "outbox",
+        tags={"who": "test"},
+        params={"n": 2},
         experiment_tags={"columns": "n"},
-    )  # fmt: skip
+    )
+    recorder = OutboxRecorder(url, None, sweep)
     for trial in range(TRIALS):
         for attempt in range(ATTEMPTS):
             recorder.start(trial, {"lr": 0.1, "trial": trial}, {"attempt": str(attempt)})

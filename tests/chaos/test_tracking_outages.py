@@ -30,6 +30,7 @@ from tests.chaos.scripted_proxy import (
 from tests.chaos.tracking_service import Run, Service, read_store
 from tests.time_limits import scaled
 from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.tracker import TrackedSweep
 
 pytestmark = pytest.mark.integration
 PATIENCE = 120.0
@@ -289,8 +290,10 @@ class _Line:
 
 
 def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> OutboxRecorder:
-    outbox = directory / "outbox"
-    return OutboxRecorder(proxy.url, None, sweep_id, sweep_id, outbox, {}, {"trials": 3})
+    sweep = TrackedSweep(
+        experiment=sweep_id, sweep_id=sweep_id, outbox=directory / "outbox", params={"trials": 3}
+    )
+    return OutboxRecorder(proxy.url, None, sweep)
 
 
 def _sync(proxy: Proxy, sweep_id: str, directory: Path, patience: float = PATIENCE) -> int:

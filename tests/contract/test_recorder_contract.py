@@ -16,6 +16,7 @@ from tracking import trackers
 from tracking.outbox_recorder import OutboxRecorder
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
+from tracking.tracker import TrackedSweep
 
 
 class Line(NamedTuple):
@@ -57,7 +58,8 @@ def case(
     elif request.param == "guide":
         monkeypatch.setattr(trackers, "TRACKERS", [_guide()["JsonTracker"], *trackers.TRACKERS])
         runs, outbox = tmp_path / "runs", tmp_path / "outbox"
-        delivered = OutboxRecorder(f"json://{runs}", None, "contract", "guide", outbox, {}, {})
+        sweep = TrackedSweep(experiment="contract", sweep_id="guide", outbox=outbox)
+        delivered = OutboxRecorder(f"json://{runs}", None, sweep)
 
         def look_into_file(trial: int | None) -> MemoryRun:
             assert delivered.flush(60) == 0
@@ -70,9 +72,10 @@ def case(
     else:
         root = request.getfixturevalue("store")
         uri = f"sqlite:///{root}/mlflow.db"
-        recorder = OutboxRecorder(
-            uri, root / "artifacts", "contract", tmp_path.name, tmp_path / "outbox", {}, {}
+        sweep = TrackedSweep(
+            experiment="contract", sweep_id=tmp_path.name, outbox=tmp_path / "outbox"
         )
+        recorder = OutboxRecorder(uri, root / "artifacts", sweep)
 
         def look(trial: int | None) -> MemoryRun:
             assert recorder.flush(120) == 0

@@ -20,8 +20,9 @@ from tests.integration.commandline import wait_until
 from tests.integration.sweep_runs import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.delivery_process import DeliveryProcess
-from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.outbox_recorder import OutboxRecorder, process_with, sync
 from tracking.outbox_status import pending
+from tracking.tracker import TrackedSweep
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -30,10 +31,12 @@ LONG = 60
 DRIVER = """
 import os, sys
 from pathlib import Path
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.outbox_recorder import OutboxRecorder, process_with
+from tracking.tracker import TrackedSweep
 from tracking.metric_points import PackedRow
 uri, outbox = sys.argv[1:]
-recorder = OutboxRecorder(uri, None, "digits", "one", Path(outbox), {}, {}, process=os.environ)
+sweep = TrackedSweep(experiment="digits", sweep_id="one", outbox=Path(outbox))
+recorder = OutboxRecorder(uri, None, sweep, deliver=process_with(os.environ))
 recorder.start(0, {"lr": 1}, {})
 recorder.log(0, [PackedRow(step, step, {"loss": 1 / step}) for step in range(1, 51)])
 assert recorder.wait_ready(60)
@@ -54,7 +57,8 @@ def lines(first: int, last: int) -> list[Line]:
 
 
 def recorder_on(uri: str, outbox: Path) -> OutboxRecorder:
-    return OutboxRecorder(uri, None, "digits", "one", outbox, {}, {}, process=os.environ)
+    sweep = TrackedSweep(experiment="digits", sweep_id="one", outbox=outbox)
+    return OutboxRecorder(uri, None, sweep, deliver=process_with(os.environ))
 
 
 def steps(uri: str) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.tracking_server import start_tracking_server
 from tracking.mlflow_server import connect
-from tracking.registry import NotRegistered, register_model
+from tracking.registry import ModelVersion, NotRegistered, register_model
 
 pytestmark = pytest.mark.integration
 
@@ -60,10 +60,15 @@ class Store:
     def register(self, name: str, model: nn.Module, digest: str, *, pickled: bool = False) -> str:
         inputs = (torch.ones(2, 3),)
         ours = ("sweeps", "trainable", "tracking", "redaction")
-        return register_model(
-            self.uri, self.run_id, name, model.eval(), inputs,
-            digest=digest, tags={}, pickled=pickled, without=ours,
-        )  # fmt: skip
+        wanted = ModelVersion(
+            model=model.eval(),
+            inputs=inputs,
+            digest=digest,
+            tags={},
+            pickled=pickled,
+            without=ours,
+        )
+        return register_model(self.uri, self.run_id, name, wanted)
 
     def load(
         self, model: str, rows: list[list[float]], *, path: str = "", pickles: bool

@@ -19,10 +19,12 @@ from tests.integration.commandline import wait_until
 from tests.integration.sweep_runs import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.address import sqlite_uri
+from tracking.delivery_loop import DeliveryThread
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.outbox_recorder import Deliver, OutboxRecorder, sync
 from tracking.outbox_status import read_outbox
+from tracking.tracker import TrackedSweep
 from tracking.ui import start_server
 
 if TYPE_CHECKING:
@@ -49,19 +51,17 @@ class Store:
         self.artifacts = root / "mlartifacts"
 
     def recorder(
-        self, sweep_id: str, experiment: str = "digits", **options: object
+        self, sweep_id: str, experiment: str = "digits", deliver: Deliver = DeliveryThread
     ) -> OutboxRecorder:
-        return OutboxRecorder(
-            self.uri,
-            self.artifacts,
-            experiment,
-            sweep_id,
-            self.root / sweep_id / "outbox",
-            {"who": "test"},
-            {"trials": 4},
-            name=f"sweep {sweep_id}",
-            **options,  # type: ignore[arg-type]
+        outbox = self.root / sweep_id / "outbox"
+        sweep = TrackedSweep(
+            experiment=experiment,
+            sweep_id=sweep_id,
+            outbox=outbox,
+            tags={"who": "test"},
+            params={"trials": 4},
         )
+        return OutboxRecorder(self.uri, self.artifacts, sweep, deliver=deliver)
 
     @property
     def client(self) -> MlflowClient:
@@ -111,7 +111,7 @@ def test_sweep_is_a_run_with_one_child_per_trial(store: Store, tmp_path: Path) -
     runs = store.runs("whole")
     assert runs.keys() == {None, 0, 12}
     parent = runs[None]
-    assert (parent.info.run_name, parent.info.status) == ("sweep whole", "FINISHED")
+    assert (parent.info.run_name, parent.info.status) == ("digits", "FINISHED")
     known = read_outbox(store.root / "whole" / "outbox")
     assert parent.info.run_id == known.sweep_run_id
     assert parent.info.experiment_id == known.experiment_id
@@ -163,6 +163,7 @@ import os, signal, sys
 from pathlib import Path
 from tracking import mlflow_server
 from tracking.outbox_recorder import OutboxRecorder
+from tracking.tracker import TrackedSweep
 from tracking.metric_points import PackedRow
 sent = 0
 real = mlflow_server.MlflowServer.log
@@ -174,7 +175,8 @@ def log(self, run_id, request):
         os.kill(os.getpid(), signal.SIGKILL)
 mlflow_server.MlflowServer.log = log
 uri, root = sys.argv[1:]
-recorder = OutboxRecorder(uri, None, "digits", "killed", Path(root), {}, {})
+sweep = TrackedSweep(experiment="digits", sweep_id="killed", outbox=Path(root))
+recorder = OutboxRecorder(uri, None, sweep)
 for trial in range(3):
     recorder.start(trial, {"lr": trial}, {})
     steps = range(1, 41)
@@ -253,7 +255,9 @@ def test_unrelated_experiment_with_our_id_is_left_alone(store: Store) -> None:
 
 
 def test_second_sync_adds_nothing(store: Store) -> None:
-    recorder = store.recorder("offline", open_server=_refuse)
+    recorder = store.recorder(
+        "offline", deliver=lambda destination: DeliveryThread(destination, _refuse)
+    )
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
     recorder.finish(0, "FINISHED", {})
@@ -275,7 +279,9 @@ def test_nothing_is_written_outside_the_store(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from tracking.outbox_recorder import OutboxRecorder
-recorder = OutboxRecorder(sys.argv[1], Path(sys.argv[2]), "x", "s", Path(sys.argv[3]), {}, {})
+from tracking.tracker import TrackedSweep
+sweep = TrackedSweep(experiment="x", sweep_id="s", outbox=Path(sys.argv[3]))
+recorder = OutboxRecorder(sys.argv[1], Path(sys.argv[2]), sweep)
 imported = "mlflow" in sys.modules
 recorder.start(0, {}, {})
 sys.exit(recorder.close(60))

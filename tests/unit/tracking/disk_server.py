@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracking.delivery import TAG_TRIAL, FoundRun, RunGone, RunState
+from tracking.delivery_loop import DeliveryThread
 from tracking.metric_points import Point, Request
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_recorder import OutboxRecorder
+from tracking.tracker import TrackedSweep
 
 TRIALS = 3
 STEPS = 120
@@ -219,15 +221,11 @@ def main(directory: Path, place: str, passage: int) -> None:
     for verb in ("append_rows", "prepare", "next_batch", "delivered", "set_run_id"):
         _report_passages(verb, fault)
     server = DiskServer(directory / "server.db", fault)
+    sweep = TrackedSweep(
+        experiment="x", sweep_id="s1", outbox=directory / "outbox", params={"trials": TRIALS}
+    )
     recorder = OutboxRecorder(
-        "unused",
-        None,
-        "x",
-        "s1",
-        directory / "outbox",
-        {},
-        {"trials": TRIALS},
-        open_server=lambda: server,
+        "unused", None, sweep, deliver=lambda one: DeliveryThread(one, lambda: server)
     )
     for trial in range(TRIALS):
         recorder.start(trial, {"lr": trial}, {"attempt": place})

@@ -17,10 +17,11 @@ import pytest
 from tests.time_limits import Deadline, scaled
 from tracking import delivery_loop
 from tracking.delivery import TrackingServer
-from tracking.delivery_loop import DeliveryLoop
+from tracking.delivery_loop import DeliveryLoop, DeliveryThread
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import pending, read_outbox
+from tracking.tracker import TrackedSweep
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +38,16 @@ def server(disk_server: ModuleType, tmp_path: Path) -> Iterator[Any]:
 
 
 def recorder_on(
-    outbox: Path, open_server: Callable[[], TrackingServer], **options: Any
+    outbox: Path,
+    open_server: Callable[[], TrackingServer],
+    *,
+    experiment: str = "x",
+    offline: bool = False,
+    **of_sweep: Any,
 ) -> OutboxRecorder:
-    return OutboxRecorder(
-        "unused", None, "x", "s1", outbox, {}, {}, open_server=open_server, **options
-    )
+    sweep = TrackedSweep(experiment=experiment, sweep_id="s1", outbox=outbox, **of_sweep)
+    deliver = None if offline else lambda one: DeliveryThread(one, open_server)
+    return OutboxRecorder("unused", None, sweep, deliver=deliver)
 
 
 def test_run_ids_are_known_once_delivered_and_after_a_restart(tmp_path: Path, server: Any) -> None:
@@ -341,7 +347,7 @@ def test_secrets_are_hidden_before_they_are_written(tmp_path: Path, server: Any)
 
 def test_queued_text_is_valid_for_every_store(tmp_path: Path, server: Any) -> None:
     odd, escaped = "a\udce9\0", r"a\udce9\x00"
-    recorder = recorder_on(tmp_path / "outbox", lambda: server, name=odd)
+    recorder = recorder_on(tmp_path / "outbox", lambda: server, experiment=odd)
     recorder.start(0, {"task.note": odd}, {"start": odd})
     recorder.tag(0, {"later": odd})
     recorder.finish(0, "FAILED", {"reason": odd})
@@ -354,7 +360,9 @@ def test_queued_text_is_valid_for_every_store(tmp_path: Path, server: Any) -> No
 
 def test_sweep_id_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sweep_id is \"a' or 'b\"; it must be"):
-        OutboxRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
+        OutboxRecorder(
+            "unused", None, TrackedSweep(experiment="x", sweep_id="a' or 'b", outbox=tmp_path)
+        )
 
 
 def test_damaged_outbox_is_reported(

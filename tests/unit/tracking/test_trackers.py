@@ -47,7 +47,7 @@ def test_address_that_none_handles() -> None:
 @pytest.mark.usefixtures("echo")
 def test_delivery_asks_the_chosen_tracker_for_its_server() -> None:
     assert isinstance(choose_tracker("echo:a"), EchoTracker)
-    destination = Destination("echo:a", "/artifacts", "digits", "5f3a", "/outbox", "digits")
+    destination = Destination("echo:a", "/artifacts", "digits", "5f3a", "/outbox")
     assert destination.open_server() == ("echo:a", Path("/artifacts"), "digits", "5f3a")
 
 
