@@ -8,25 +8,21 @@ memory. What must not live here: how a model is built (`trainable`), or stored (
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from pathlib import Path
+
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.stores import best_generation
-from sweeps.stores import reach_tracking
-from sweeps.view.sweep_view import NoBest
-from sweeps.view.sweep_view import SweepView
-from tracking.registry import ModelVersion
-from tracking.registry import NotRegistered
-from tracking.registry import register_model
+from sweeps.stores import best_generation, reach_tracking
+from sweeps.view.sweep_view import NoBest, SweepView
+from tracking.registry import ModelVersion, NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
 from trainable.export import load_model
 from trainable.failures import exit_with
 from trainable.user_code.task_import import prepare_process
-import contextlib
-import os
-import sys
-
 
 _OURS = ("sweeps", "trainable", "tracking", "redaction")
 """Modules without which a registered model must load."""

@@ -7,34 +7,27 @@ here: how fast points get into a store (`tracking.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from tests.bench.table import Goal
-from tests.bench.table import Result
-from tests.bench.table import paired
-from tests.bench.table import size
-from tests.chaos.scripted_proxy import Proxy
-from tests.chaos.scripted_proxy import done_late
-from tests.tracking_server import start_tracking_server
-from tracking.outbox_recorder import OutboxRecorder
-from tracking.outbox_recorder import process_with
-from tracking.recorder import NullRecorder
-from tracking.recorder import Recorder
-from tracking.tracker import TrackedSweep
-from trainable.store.metrics_file import Row
-from typing import NamedTuple
-from typing import Self
 import json
 import os
-import psutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
 
+import psutil
 
+from tests.bench.table import Goal, Result, paired, size
+from tests.chaos.scripted_proxy import Proxy, done_late
+from tests.tracking_server import start_tracking_server
+from tracking.outbox_recorder import OutboxRecorder, process_with
+from tracking.recorder import NullRecorder, Recorder
+from tracking.tracker import TrackedSweep
+from trainable.store.metrics_file import Row
 
 _EPOCHS, _SMOKE_EPOCHS = 60, 3
 _BLOCKS_OF_A_REPEAT = 3

@@ -14,19 +14,28 @@ training (a hash chain instead of weights) and the tracking server (`disk_server
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine
-from hypothesis.stateful import invariant
-from hypothesis.stateful import precondition
-from hypothesis.stateful import rule
-from hypothesis.stateful import run_state_machine_as_test
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
+
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.trials import TrialRecord
@@ -38,14 +47,9 @@ from sweeps.recording.tags import run_status
 from sweeps.run.session import SweepSession
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import WorkerRules
-from sweeps.search.searcher import Capacity
-from sweeps.search.searcher import DriverCallbacks
-from sweeps.search.searcher import LedgerSearcher
-from sweeps.search.searcher import replayed_scheduler
-from sweeps.spec.spec import SweepSpec
-from sweeps.spec.spec import parse_spec
-from sweeps.stopping.schedulers import make_scheduler
-from sweeps.stopping.schedulers import make_verdict_fn
+from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.outbox import Outbox
@@ -53,22 +57,8 @@ from tracking.outbox_recorder import OutboxRecorder
 from tracking.tracker import TrackedSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.store.local import LocalFiles
-from trainable.store.manifest import Generation
-from trainable.store.manifest import STATE
-from trainable.store.manifest import format_manifest
-from trainable.store.manifest import read_state
-from trainable.store.metrics_file import History
-from trainable.store.metrics_file import Row
-from trainable.store.metrics_file import read_rows
-from types import SimpleNamespace
-from typing import Any
-import hashlib
-import json
-import pytest
-import shutil
-import tempfile
-
-
+from trainable.store.manifest import STATE, Generation, format_manifest, read_state
+from trainable.store.metrics_file import History, Row, read_rows
 
 SPEC = """
 name: quad

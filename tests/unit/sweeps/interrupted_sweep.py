@@ -5,27 +5,24 @@ Trial 0 is complete, trial 1 was pruned, and trial 2 had just begun. Nothing was
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from functools import cache
-from optuna.samplers import RandomSampler
 from pathlib import Path
+
+from optuna.samplers import RandomSampler
+
 from sweeps.ledger.ledger import Ledger
-from sweeps.paths import SweepPaths
-from sweeps.paths import TRIAL_CONFIG
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
-from sweeps.spec.spec import trial_yaml
+from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
 from tracking.outbox_recorder import OutboxRecorder
 from tracking.tracker import TrackedSweep
 from trainable.store.local import LocalFiles
-from trainable.store.metrics_file import History
-from trainable.store.metrics_file import Row
-import json
-import shutil
-import tempfile
-
-
+from trainable.store.metrics_file import History, Row
 
 NAME = "chaos"
 CHECKPOINT = "trials/0000/checkpoints/step-00000015"
