@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sweeps.artifacts.export import export_trial
+from sweeps.artifacts.export import Standing, export_trial
 from sweeps.checkpoint_locations import lost_weights
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
@@ -27,7 +27,6 @@ from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
-    attempt_tags,
     best_tags,
     front_tags,
     health_tags,
@@ -201,8 +200,7 @@ def _publish_best(sweep: SweepSession, best: TrialRecord, trials: list[TrialReco
                 sweep.spec,
                 weights_of(best, trials),
                 Path(directory, "best"),
-                attempt_tags(ledger.attempts),
-                sum(trial.finished for trial in trials),
+                Standing.of(ledger.attempts, trials),
             )
         except NoBest as error:
             recorder.tag(None, {"best_checkpoint": f"missing: {error}"})
