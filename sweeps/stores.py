@@ -42,8 +42,8 @@ from tracking.trusted_stores import (
 )
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.store.generations import RunFiles
-from trainable.store.locate import files_of
 from trainable.store.manifest import best_first
+from trainable.store.objects import files_of
 from trainable.store.private_files import (
     NotPrivate,
     check_links,

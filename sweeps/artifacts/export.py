@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from redaction.secrets import redact
-from sweeps.engine import fork_server
+from sweeps.engine.child_process import ChildFailed, run_child
 from sweeps.errors import NoReport, NoVersion
 from sweeps.formatting import format_best, format_value, joined
 from sweeps.ledger.ranking import ranking
@@ -54,19 +50,43 @@ _ALWAYS_LISTED = (
 ON_THE_FRONT = "on the Pareto front"
 
 
+class Standing(NamedTuple):
+    """What a model card says of the sweep around a trial."""
+
+    provenance: Mapping[str, str]
+    num_ended: int
+    """How many trials had ended."""
+    rank: str = "the best"
+
+    @classmethod
+    def of(
+        cls,
+        attempts: Sequence[Mapping[str, str]],
+        trials: Iterable[TrialSummary],
+        rank: str = "the best",
+    ) -> Standing:
+        """Return it from the drivers and the trials of a sweep."""
+        return cls(attempt_tags(attempts), sum(one.finished for one in trials), rank)
+
+
+class ExportedWeights(NamedTuple):
+    """The weights that a model card describes."""
+
+    generation: Generation
+    contents: Exported
+    tested: RecordedTest | None = None
+    """How they do on test data; None if that was not measured."""
+
+
 def model_card(
     spec: SweepSpec,
     record: TrialSummary,
     config: Mapping[str, Any],
-    generation: Generation,
-    provenance: Mapping[str, str],
-    ended: int,
-    contents: Exported | None = None,
-    standing: str = "the best",
-    tested: RecordedTest | None = None,
+    weights: ExportedWeights,
+    standing: Standing,
 ) -> str:
     """Return the card in Markdown."""
-    contents = contents or Exported([])
+    generation, contents, tested = weights
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
     whole = dict(flatten(config))
@@ -87,7 +107,7 @@ def model_card(
     lines = [
         f"# {spec.name}, trial {record.number}",
         "",
-        _rank(spec, ended, standing),
+        _rank(spec, standing),
         "",
         "## Data",
         "",
@@ -117,7 +137,7 @@ def model_card(
         "",
         f"- checkpoint sha256 `{generation.sha256}`",
         f"- attempts: {record.attempts}",
-        *(f"- {key}: {value}" for key, value in sorted(provenance.items()) if value),
+        *(f"- {key}: {value}" for key, value in sorted(standing.provenance.items()) if value),
         "",
         "## Use",
         "",
@@ -189,12 +209,13 @@ def _held(contents: Exported) -> list[str]:
     ]
 
 
-def _rank(spec: SweepSpec, ended: int, standing: str) -> str:
+def _rank(spec: SweepSpec, standing: Standing) -> str:
+    ended = standing.num_ended
     among = f"a sweep of {max(ended, spec.max_runs)} trials"
     if ended < spec.max_runs:
         among = f"the {ended} trials that had ended, of {among}"
-    sentence = f"{standing} of {among}, by the {spec.objective_description}"
-    if standing == ON_THE_FRONT:
+    sentence = f"{standing.rank} of {among}, by the {spec.objective_description}"
+    if standing.rank == ON_THE_FRONT:
         sentence += ": no other trial is as good in all of them and better in one"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -232,18 +253,20 @@ def export_best(view: SweepView, directory: Path, trial: int | None = None) -> l
         path.unlink()
     for path in unfinished:
         shutil.rmtree(path)
-    where = attempt_tags(view.ledger.attempts)
-    ended = sum(one.finished for one in view.records)
     directory.mkdir(parents=True, exist_ok=True)
     # A process of a killed export may still write into its own directory.
     with tempfile.TemporaryDirectory(dir=directory, prefix=_ASIDE) as aside:
         written = export_trial(
-            view.paths, view.spec, record, Path(aside), where, ended, _standing(view, chosen)
+            view.paths,
+            view.spec,
+            record,
+            Path(aside),
+            Standing.of(view.ledger.attempts, view.records, _rank_in_sweep(view, chosen)),
         )
         return [path.rename(directory / path.name) for path in written]
 
 
-def _standing(view: SweepView, record: TrialSummary) -> str:
+def _rank_in_sweep(view: SweepView, record: TrialSummary) -> str:
     """Return a trial's place among the trials of its sweep, for the model card."""
     if view.several:
         return ON_THE_FRONT if record in view.ledger.front() else "not on the Pareto front"
@@ -259,9 +282,7 @@ def export_trial(
     spec: SweepSpec,
     record: TrialSummary,
     directory: Path,
-    provenance: Mapping[str, str],
-    ended: int,
-    standing: str = "the best",
+    standing: Standing,
 ) -> list[Path]:
     """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
@@ -277,19 +298,12 @@ def export_trial(
         resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / WEIGHTS, directory / TRIAL_CONFIG
-    # In a child process, because torch would stay in the driver's memory.
-    child = subprocess.run(
-        fork_server.run_module("trainable.export", generation.address, str(weights)),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        start_new_session=True,  # so that only the driver handles Ctrl-C
-    )
-    if child.returncode:
-        later = child.returncode == STORAGE_UNAVAILABLE or child.returncode < 0
-        raise StorageError(_reason(child)) if later else NoBest(_reason(child))
-    contents = Exported(**json.loads(child.stdout.splitlines()[-1]))
+    try:
+        reply = run_child("trainable.export", generation.address, str(weights))
+    except ChildFailed as error:
+        later = error.code == STORAGE_UNAVAILABLE or error.code < 0
+        raise StorageError(str(error)) if later else NoBest(str(error)) from None
+    contents = Exported(**json.loads(reply))
     if contents.left_out:
         weights = weights.rename(directory / TRAINED_WEIGHTS)
     config.write_bytes(resolved)
@@ -298,9 +312,8 @@ def export_trial(
     tested = latest_tested(paths.trial(record.number))
     if tested is not None and tested.sha256 != generation.sha256:
         tested = None  # of another checkpoint
-    text = model_card(
-        spec, record, known, generation, provenance, ended, contents, standing, tested
-    )
+    exported = ExportedWeights(generation, contents, tested)
+    text = model_card(spec, record, known, exported, standing)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 
@@ -308,52 +321,20 @@ def export_trial(
 def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
     """Register a sweep's best model in the model registry."""
     form = "pickle" if pickled else "pt2"
-    # A child process, for the same reason as in `export_trial`.
-    child = subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "sweeps.artifacts.model_registry"),
-            *(str(paths.root), paths.name, str(number), model, form),
-        ],
-        capture_output=True,
-        text=True,
-        errors="replace",  # what a task prints need not be text
-        check=False,
-    )
-    if child.returncode:
-        raise NoVersion(_reason(child))
-    return child.stdout.strip()
+    place = str(paths.root), paths.name
+    try:
+        return run_child("sweeps.artifacts.model_registry", *place, str(number), model, form)
+    except ChildFailed as error:
+        raise NoVersion(str(error)) from None
 
 
 def draw_report(paths: SweepPaths, target: Path) -> Path:
     """Write a sweep's report, an HTML page without external files."""
-    # A child process, for the same reason as in `export_trial`.
-    child = subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "sweeps.report.report"),
-            *(str(paths.root), paths.name, str(target)),
-        ],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        process_group=0,  # so that only the caller handles Ctrl-C
-    )
-    if child.returncode:
-        raise NoReport(_reason(child))
+    try:
+        run_child("sweeps.report.report", str(paths.root), paths.name, str(target))
+    except ChildFailed as error:
+        raise NoReport(str(error)) from None
     return target
-
-
-def _reason(child: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that a child process printed, or the signal that ended it."""
-    printed = child.stderr.strip().splitlines()
-    if child.returncode < 0:
-        return (
-            f"its process was ended by {signal.Signals(-child.returncode).name}, probably because "
-            "the machine is short of memory; free some, then try again"
-        )
-    if not printed:
-        return f"its process ended with exit code {child.returncode}"
-    return redact(printed[-1])
 
 
 def check(view: SweepView, *, directory: Path | None = None, model: str | None = None) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from redaction.secrets import redact
+from sweeps.engine.child_process import ChildProcess
 from sweeps.engine.resources import usable_cpus
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
@@ -123,55 +121,22 @@ def _draw(requests: Sequence[dict[str, Any]]) -> list[str | None]:
     num_processes = min(usable_cpus(), useful, _MAX_PROCESSES)
     errors: list[str | None] = [None] * len(requests)
     with contextlib.ExitStack() as stack:
-        shares = [
-            stack.enter_context(_Share(requests[first::num_processes]))
+        children = [
+            stack.enter_context(
+                ChildProcess(
+                    "trainable.figures",
+                    requests=map(json.dumps, requests[first::num_processes]),
+                    in_own_group=False,  # whoever ends `sweep sync` ends its whole group
+                )
+            )
             for first in range(num_processes)
         ]
-        for first, share in enumerate(shares):
-            errors[first::num_processes] = share.errors()
+        for first, child in enumerate(children):
+            answers: list[str | None] = [json.loads(one).get("refused") for one in child.reply()]
+            missing = len(requests[first::num_processes]) - len(answers)
+            ended = f"the process that draws ended with {child.last_words}"
+            errors[first::num_processes] = [*answers, *[ended] * missing]
     return errors
-
-
-class _Share:
-    """A child process that draws some of the requests."""
-
-    def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
-        self._num_requests = len(requests)
-        with contextlib.ExitStack() as stack:
-            lines, self._answers, self._stderr = (
-                stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)
-            )
-            lines.writelines(json.dumps(request) + "\n" for request in requests)
-            lines.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trainable.figures"],
-                stdin=lines,
-                stdout=self._answers,
-                stderr=self._stderr,
-            )
-            self._files = stack.pop_all()
-
-    def errors(self) -> list[str | None]:
-        """Wait for the process; return for each request None, or why it failed."""
-        code = self._process.wait()
-        self._answers.seek(0)
-        # A line without its end means that the process was killed while it wrote.
-        answers = [json.loads(line) for line in self._answers if line.endswith("\n")]
-        self._stderr.seek(0)
-        words = self._stderr.read().strip().splitlines() or [f"exit code {code}"]
-        missing = self._num_requests - len(answers)
-        return [
-            *(answer.get("refused") for answer in answers),
-            *[f"the process that draws ended with {words[-1]}"] * missing,
-        ]
-
-    def __enter__(self) -> _Share:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()  # if the caller was interrupted
-        self._process.wait()
-        self._files.close()
 
 
 def _directory(paths: SweepPaths, number: int) -> Path:

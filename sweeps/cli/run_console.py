@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -56,12 +56,7 @@ _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 
 
 class RunConsole:
-    """Shows on the console how a sweep starts and runs.
-
-    Args:
-        spinner: Says what time is spent on, until the trials start.
-        console: Shows the trials.
-    """
+    """Shows how a sweep starts and runs: by a spinner, then on the console."""
 
     def __init__(self, spinner: Status, *, console: Console = out) -> None:
         self._console = console
@@ -103,17 +98,9 @@ def run_to_end(
     *,
     command: str = "resume",
 ) -> int:
-    """Run a sweep, and print how it ended.
+    """Run a sweep, print how it ended, and return the exit code.
 
-    Args:
-        go: Runs it.
-        paths: The sweep's directory.
-        spinner: Is stopped at the end.
-        command: The command that continues it; one other than `resume` prints by itself how a
-            sweep ended well.
-
-    Returns:
-        The exit code.
+    `command` continues it; one other than `resume` prints by itself how a sweep ended well.
     """
     is_new = not paths.exists()
     try:
@@ -142,11 +129,10 @@ def report_error(
     err: Console,
     command: str = "resume",
 ) -> int:
-    """Print why a sweep stopped, and the command that resumes it if the sweep exists.
+    """Print why a sweep stopped and what resumes it, and return the exit code.
 
-    Returns:
-        The exit code: `NO_SUCCESS` for storage that fails while a sweep exists; `WRONG_INPUT` for
-        storage that fails before, and for a damaged ledger or metrics file.
+    The code is `NO_SUCCESS` for storage that fails while a sweep exists; `WRONG_INPUT` for storage
+    that fails before, and for a damaged ledger or metrics file.
     """
     code = WRONG_INPUT
     if isinstance(error, LedgerBusy | LockLost):
@@ -185,34 +171,60 @@ def view_on(
     total: int | None = None,
     delivery: DeliveryEstimate | None = None,
 ) -> ProgressTable | PlainLines:
-    """Return a live table if the console can redraw it in place, else plain lines.
-
-    Args:
-        console: Where to show it.
-        spec: The sweep.
-        before: The trials that earlier drivers have started.
-        total: The number of trials of the sweep; None: that of the spec.
-        delivery: Estimates how long the delivery takes after the training.
-    """
+    """Return a live table if the console can redraw it in place, else plain lines."""
     progress = SweepProgress(spec, before, total=total, delivery=delivery)
     return ProgressTable(console, progress) if redraws(console) else PlainLines(console, progress)
 
 
-class ProgressTable:
-    """A table of the running, the best and the newest trials, redrawn four times a second."""
+class _Display:
+    """Counts a sweep's events for its display, and shows none."""
 
     def __init__(self, console: Console, progress: SweepProgress) -> None:
-        self._console = console
-        self._progress = progress
-        self._spec = progress.spec
-        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+        self._console, self._progress, self._spec = console, progress, progress.spec
 
-    def __enter__(self) -> ProgressTable:
-        self._live.start()
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._progress.is_stopping |= error is not None
+
+    def reported(self, progress: TrialProgress) -> None:
+        self._progress.reported(progress)
+
+    def paused(self, number: int, value: float | None) -> None:
+        del value
+        self._progress.ended(number, "waiting")
+
+    def promoted(self, number: int) -> None:
+        self._progress.promoted(number)
+
+    def warned(self, number: int, sentence: str) -> None:
+        line = printable(f"trial {number}: {sentence}")
+        self._console.print(line, style="yellow", soft_wrap=True)
+
+    def ended(
+        self, number: int, state: str, value: float | list[float] | None, reason: str | None
+    ) -> None:
+        del value, reason
+        self._progress.ended(number, state)
+
+    def stopping(self) -> None:
+        self._progress.is_stopping = True
+
+
+class ProgressTable(_Display):
+    """A table of the running, the best and the newest trials, redrawn four times a second."""
+
+    def __init__(self, console: Console, progress: SweepProgress) -> None:
+        super().__init__(console, progress)
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        super().__exit__(_, error, __)
         self._live.stop()
 
     def started(
@@ -228,28 +240,6 @@ class ProgressTable:
         self._progress.started(number, params, role, origin)
         if step:  # above the table
             self._console.print(f"trial {number} resumes at step {step}", soft_wrap=True)
-
-    def reported(self, progress: TrialProgress) -> None:
-        self._progress.reported(progress)
-
-    def paused(self, number: int, value: float | None) -> None:
-        del value
-        self._progress.ended(number, "waiting")
-
-    def promoted(self, number: int) -> None:
-        self._progress.promoted(number)
-
-    def warned(self, number: int, sentence: str) -> None:
-        _warn(self._console, number, sentence)  # above the table
-
-    def ended(
-        self, number: int, state: str, value: float | list[float] | None, reason: str | None
-    ) -> None:
-        del value, reason
-        self._progress.ended(number, state)
-
-    def stopping(self) -> None:
-        self._progress.is_stopping = True
 
     def render(self) -> Group:
         """Return the table, the best trial so far, and the remaining time."""
@@ -290,19 +280,8 @@ def _left(progress: SweepProgress) -> list[str]:
     return [] if left is None else [f"about {format_duration(left)} left"]
 
 
-class PlainLines:
+class PlainLines(_Display):
     """One line per event, for logs and pipes, with the time since the start."""
-
-    def __init__(self, console: Console, progress: SweepProgress) -> None:
-        self._console = console
-        self._progress = progress
-        self._spec = progress.spec
-
-    def __enter__(self) -> PlainLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def started(
         self,
@@ -321,7 +300,7 @@ class PlainLines:
         self._print(f"trial {number} started{again}{seed}: {joined(params)}")
 
     def reported(self, progress: TrialProgress) -> None:
-        self._progress.reported(progress)
+        super().reported(progress)
         names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         budget = self._spec.budget
@@ -331,28 +310,22 @@ class PlainLines:
         )
 
     def paused(self, number: int, value: float | None) -> None:
-        self._progress.ended(number, "waiting")
+        super().paused(number, value)
         shown = "" if value is None else f", {self._value(value)}"
         self._print(f"trial {number} waits for its promotion{shown}")
 
     def promoted(self, number: int) -> None:
-        self._progress.promoted(number)
+        super().promoted(number)
         self._print(f"trial {number} promoted")
-
-    def warned(self, number: int, sentence: str) -> None:
-        _warn(self._console, number, sentence)
 
     def ended(
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
-        self._progress.ended(number, state)
+        super().ended(number, state, value, reason)
         shown = "" if value is None else f", {self._value(value)}"
         why = f": {reason}" if reason else ""
         count = f"{self._progress.num_finished}/{self._progress.total} trials"
         self._print(f"trial {number} {state}{shown}{why} ({count})")
-
-    def stopping(self) -> None:
-        self._progress.is_stopping = True
 
     def _value(self, value: float | list[float]) -> str:
         return format_best(self._spec.metrics, value, final=self._spec.select == "final")
@@ -361,8 +334,3 @@ class PlainLines:
         elapsed = format_duration(self._progress.elapsed)
         parts = [printable(line), elapsed, *_left(self._progress)]
         self._console.print(" · ".join(parts), soft_wrap=True)
-
-
-def _warn(console: Console, number: int, sentence: str) -> None:
-    line = printable(f"trial {number}: {sentence}")
-    console.print(line, style="yellow", soft_wrap=True)

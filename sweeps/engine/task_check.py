@@ -10,20 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from itertools import takewhile
 from typing import Any
 
 import trainable
-from redaction.secrets import redact
-from sweeps.engine import fork_server
+from sweeps.engine.child_process import ChildProcess
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import Issue, SpecError, UserError
@@ -37,9 +32,6 @@ from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.user_code.module_names import hidden_by, hidden_imports
 from trainable.user_code.task_import import resolve_task_name
-
-_SECONDS_TO_END = 5.0
-"""How long the child may run after its answer; the task's threads may keep it alive."""
 
 
 class TaskRefused(UserError):
@@ -161,22 +153,6 @@ class TaskInspector:
                 "OMP_NUM_THREADS", str(num_threads(plan.cpu))
             )
         variants = [] if plan is None else optimizer_variants(spec)
-        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        self._child = subprocess.Popen(
-            fork_server.run_module(
-                "trainable.check.inspect_task",
-                *(["--thorough"] if thorough else []),
-                *(["--resumed"] if resumed else []),
-                *(["--whole-steps"] if whole_steps else []),
-                f"--variants={len(variants)}",
-            ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,  # no pipe: the task's child processes may keep it open
-            text=True,
-            env={**os.environ, **environment},
-            process_group=0,
-        )
         if plan is None:
             configs = [spec.trial_config(0, {})] * 2
         else:
@@ -185,22 +161,26 @@ class TaskInspector:
         self._measures = plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1
         if self._measures:
             configs.append(largest_config(spec))
-        self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
+        self._child = ChildProcess(
+            "trainable.check.inspect_task",
+            *(["--thorough"] if thorough else []),
+            *(["--resumed"] if resumed else []),
+            *(["--whole-steps"] if whole_steps else []),
+            f"--variants={len(variants)}",
+            requests=[config.model_dump_json() for config in configs],
+            environment=environment,
+        )
 
     def terminate(self) -> None:
         """Kill the child and its own child processes, if they run."""
-        if not self._stderr.closed:  # once closed, the group's id may belong to other processes
-            with self._stderr, self._child, contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.terminate()
 
     def facts(self) -> TaskFacts:
         """Wait for the child's answer."""
-        printed, stderr = self._communicate()
         try:
-            answer, *measured = [json.loads(line) for line in printed.splitlines()]
+            answer, *measured = map(json.loads, self._child.reply())
         except ValueError:
-            code = f"exit code {self._child.returncode}"
-            last = redact((stderr.strip().splitlines() or [code])[-1])
+            last = self._child.last_words
             raise TaskRefused(
                 self._spec,
                 "task",
@@ -217,22 +197,6 @@ class TaskInspector:
             return facts
         memory = measured[0] if measured else {"failed": "ended its process"}
         return replace(facts, step_memory=StepMemory(**memory))
-
-    def _communicate(self) -> tuple[str, str]:
-        """Return the child's standard output and error, and end it."""
-        child = self._child
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
-                stdin.write(self._configs)
-            printed = "".join(takewhile(str.strip, child.stdout))  # an empty line is the end
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_SECONDS_TO_END)
-            self._stderr.seek(0)
-            return printed, self._stderr.read()
-        finally:
-            self.terminate()
 
 
 def optimizer_variants(spec: SweepSpec) -> list[TrialConfig]:

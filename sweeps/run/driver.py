@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn
 
 from sweeps.engine import local_ray
@@ -101,9 +100,7 @@ def _listening(
     """Accept stop requests, and handle signals."""
     paths, grace = prepared.paths, prepared.options.grace
     requests = StopRequests(paths, lock.token)
-    with make_signal_handler(
-        paths, lock, lock.token, requests, grace=grace, notices=notices
-    ) as interruption:
+    with make_signal_handler(paths, lock, requests, grace=grace, notices=notices) as interruption:
         yield requests, interruption
 
 
@@ -189,25 +186,22 @@ class _Driver:
 
         It yields a function that says whether an actor was lost with its whole node.
         """
-        lost = partial(
-            exit_on_ray_loss,
-            self.sweep.paths,
-            self.lock,
-            self.lock.token,
-            self.interruption,
-            self.display.notices,
-        )
         machine, concurrency = self.prepared.machine, self.prepared.resources.max_concurrency
         if isinstance(machine, Cluster):
-            return machine.running(concurrency, lost)
+            return machine.running(concurrency, self._exit_on_loss)
         return local_ray.running(
             self.lock.token,
             machine,
             concurrency=concurrency,
             interruption=self.interruption,
-            lost=lost,
+            lost=self._exit_on_loss,
             hidden_env=withheld_variables(self.sweep.spec),
         )
+
+    def _exit_on_loss(self, cause: str) -> NoReturn:
+        """Exit because the local Ray or the cluster is lost: Ray would wait without an end."""
+        paths, code = self.sweep.paths, self.interruption.exit_code or NO_SUCCESS
+        _exit(paths, self.lock, code, lambda: self.display.notices.ray_lost(paths, cause))
 
 
 _EXITS = threading.Lock()
@@ -217,8 +211,7 @@ _EXITS = threading.Lock()
 def make_signal_handler(
     paths: SweepPaths,
     lock: SweepLock,
-    token: str,
-    requests: stop_requests.StopRequests,
+    requests: StopRequests,
     *,
     grace: float,
     notices: ShutdownNotices,
@@ -234,7 +227,12 @@ def make_signal_handler(
 
     interruption = Interruption(
         on_first=lambda: _drain(paths, grace, notices),
-        on_last=lambda: _exit_immediately(paths, lock, token, interruption, notices),
+        on_last=lambda: _exit(
+            paths,
+            lock,
+            interruption.exit_code or 128 + signal.SIGINT,
+            lambda: notices.exited_immediately(paths),
+        ),
         grace=grace,
         look=look,
     )
@@ -255,50 +253,11 @@ def _drain(paths: SweepPaths, grace: float, notices: ShutdownNotices) -> None:
         notices.stopping(grace)
 
 
-def _exit_immediately(
-    paths: SweepPaths,
-    lock: SweepLock,
-    token: str,
-    interruption: Interruption,
-    notices: ShutdownNotices,
-) -> None:
+def _exit(paths: SweepPaths, lock: SweepLock, code: int, say: Callable[[], None]) -> NoReturn:
     """Kill the driver's processes and exit without waiting: files on disk are always complete."""
-    _exit(
-        paths,
-        lock,
-        token,
-        interruption.exit_code or 128 + signal.SIGINT,
-        lambda: notices.exited_immediately(paths),
-    )
-
-
-def exit_on_ray_loss(
-    paths: SweepPaths,
-    lock: SweepLock,
-    token: str,
-    interruption: Interruption,
-    notices: ShutdownNotices,
-    cause: str,
-) -> NoReturn:
-    """Exit because the local Ray or the cluster is lost.
-
-    Without this, Ray in this process waits for it and then ends the process.
-    """
-    _exit(
-        paths,
-        lock,
-        token,
-        interruption.exit_code or NO_SUCCESS,
-        lambda: notices.ray_lost(paths, cause),
-    )
-
-
-def _exit(
-    paths: SweepPaths, lock: SweepLock, token: str, code: int, say: Callable[[], None]
-) -> NoReturn:
     with _EXITS:
         try:
-            _kill_and_clean_up(paths, lock, token)
+            _kill_and_clean_up(paths, lock)
         finally:  # exit even after an error, such as an unreadable directory
             try:
                 with contextlib.suppress(OSError):  # standard error may be a file on a full disk
@@ -307,9 +266,9 @@ def _exit(
                 os._exit(code)
 
 
-def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
+def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock) -> None:
     lock.block_writers()  # otherwise Tune would start new workers for the killed ones
-    kill_children(token)
+    kill_children(lock.token)
     if lock.is_ours():  # otherwise the files belong to another driver
         remove_scratch(paths)
         # Object stores stay as they are: a trial removes its aborted upload when it resumes.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sweeps.artifacts.export import export_trial
+from sweeps.artifacts.export import Standing, export_trial
 from sweeps.engine.signals import Interruption
 from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
@@ -24,13 +24,7 @@ from sweeps.paths import SCRATCH
 from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
-from sweeps.recording.tags import (
-    STOPPED_BY_INTERRUPT,
-    attempt_tags,
-    best_tags,
-    front_tags,
-    health_tags,
-)
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, best_tags, front_tags, health_tags
 from sweeps.run.session import SweepSession
 from sweeps.stores import lost_weights
 from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
@@ -194,8 +188,7 @@ def _publish_best(sweep: SweepSession, best: TrialRecord, trials: list[TrialReco
                 sweep.spec,
                 weights_of(best, trials),
                 Path(directory, "best"),
-                attempt_tags(ledger.attempts),
-                sum(trial.finished for trial in trials),
+                Standing.of(ledger.attempts, trials),
             )
         except NoBest as error:
             recorder.tag(None, {"best_checkpoint": f"missing: {error}"})

@@ -131,81 +131,89 @@ def attempt(
     paths: SweepPaths, spec: SweepSpec, display: RunDisplay, options: RunOptions, *, new: bool
 ) -> SweepOutcome:
     """Check the stores, the machine and the task, and run the trials."""
-    inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
-    address = find_address(options.address)
+    options = replace(options, address=find_address(options.address))
     try:
         with exit_on_signal(), ExitStack() as stack:
-            display.doing("checking the stores")
-            check_tracking(spec)
-            check_webhook(spec)
-            if not options.offline:
-                reach_tracking(paths, spec)  # before any process starts
-            if address is None:
-                check_limits()
-            display.doing("loading the task")
-            machine: Machine | Cluster = Machine.probe()
-            # Before the cluster's nodes are checked: a fault here is a fault there, too.
-            probe_store(paths, spec, new=new)
-            if address is not None:
-                display.doing("connecting to the cluster")
-                machine = stack.enter_context(
-                    connected(
-                        address,
-                        paths.root,
-                        spec,
-                        tell=display.warn,
-                        tell_last=display.cluster_unanswered,
-                    )
-                )
-                display.doing("loading the task")
-            nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-            resource_plan = _plan(spec, nodes)
-            if address is None:
-                secrets = withheld_variables(spec)
-                stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
-            inspection = TaskInspector(spec, resource_plan, resumed=not new)
-            try:  # while the child imports torch, so that errors appear early
-                if not options.offline:
-                    _probe_tracking(paths, spec, new=new)
-                    if new:
-                        warn_of_other_sweeps(paths, spec, display.warn)
-            except ValueError:
-                inspection.terminate()
-                raise
+            prepared = _prepare(paths, spec, display, options, new=new, stack=stack)
+            from sweeps.run.driver import run_sweep  # imports Ray: see `_prepare`
 
-            with without_collection():
-                # Ray, too, is imported while the child imports torch.
-                from sweeps.run.driver import run_sweep
-
-            display.doing("checking the task")
-            facts = inspection.facts()
-            if new:
-                spec, cautions = resolve_search(spec, facts.default_arguments)
-                facts = replace(facts, cautions=[*facts.cautions, *cautions])
-            resource_plan = _plan(spec, nodes, facts.step_memory)
-            memory = machine.memory if isinstance(machine, Machine) else None
-            splits = SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
-            prepared = PreparedSweep(
-                paths=paths,
-                spec=spec,
-                options=replace(options, extra=options.extra.for_task(splits=splits)),
-                new=new,
-                machine=machine,
-                resources=resource_plan,
-                facts=facts,
-                plan=make_plan(spec, resource_plan, facts, memory=memory),
-            )
             run_sweep(prepared, display, outcomes.append)
     except ExitRequested:
-        if inspection is not None:
-            inspection.terminate()
         if not outcomes:
             raise
     except (CurveDamaged, LedgerError, LockLost, StorageError, OSError) as error:
         raise AttemptFailed(error) from error
     (outcome,) = outcomes
     return outcome
+
+
+def _prepare(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    display: RunDisplay,
+    options: RunOptions,
+    *,
+    new: bool,
+    stack: ExitStack,
+) -> PreparedSweep:
+    """Check the stores, the machine and the task; `stack` ends what is started here."""
+    display.doing("checking the stores")
+    check_tracking(spec)
+    check_webhook(spec)
+    if not options.offline:
+        reach_tracking(paths, spec)  # before any process starts
+    if options.address is None:
+        check_limits()
+    display.doing("loading the task")
+    machine: Machine | Cluster = Machine.probe()
+    # Before the cluster's nodes are checked: a fault here is a fault there, too.
+    probe_store(paths, spec, new=new)
+    if options.address is not None:
+        display.doing("connecting to the cluster")
+        machine = stack.enter_context(
+            connected(
+                options.address,
+                paths.root,
+                spec,
+                tell=display.warn,
+                tell_last=display.cluster_unanswered,
+            )
+        )
+        display.doing("loading the task")
+    nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
+    resources = _plan(spec, nodes)
+    if options.address is None:
+        hidden = withheld_variables(spec)
+        stack.enter_context(fork_server.serving(num_threads(resources.cpu), hidden))
+    inspection = TaskInspector(spec, resources, resumed=not new)
+    stack.callback(inspection.terminate)
+    # While the child imports torch: so errors appear early, and so Ray is imported meanwhile.
+    if not options.offline:
+        _probe_tracking(paths, spec, new=new)
+        if new:
+            warn_of_other_sweeps(paths, spec, display.warn)
+    with without_collection():
+        import sweeps.run.driver  # noqa: F401  # `attempt` runs it
+
+    display.doing("checking the task")
+    facts = inspection.facts()
+    if new:
+        spec, cautions = resolve_search(spec, facts.default_arguments)
+        facts = replace(facts, cautions=[*facts.cautions, *cautions])
+    resources = _plan(spec, nodes, facts.step_memory)
+    memory = machine.memory if isinstance(machine, Machine) else None
+    splits = SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
+    return PreparedSweep(
+        paths=paths,
+        spec=spec,
+        options=replace(options, extra=options.extra.for_task(splits=splits)),
+        new=new,
+        machine=machine,
+        resources=resources,
+        facts=facts,
+        plan=make_plan(spec, resources, facts, memory=memory),
+    )
 
 
 def _plan(

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.artifacts.export import draw_report, export_trial
+from sweeps.artifacts.export import Standing, draw_report, export_trial
 from sweeps.artifacts.trial_figures import (
     DrawnTrial,
     draw_figures,
@@ -31,7 +31,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import tracking_gaps
 from sweeps.reconcile.repairs import send_to_tracker
 from sweeps.reconcile.store_check import Missing, MissingData
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, attempt_tags, curve_tags, open_tracker
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, curve_tags, open_tracker
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
@@ -272,16 +272,13 @@ class _Resender(StoreComparison):
             if lacks(f"figures/{file.name}"):
                 yield file, f"figures/{file.name}"
         if lacks("best/"):
-            where = attempt_tags(self._ledger.attempts)
-            ended = sum(one.finished for one in self.records)
             with contextlib.suppress(NoBest):  # the driver exported no trial either
                 for file in export_trial(
                     self._paths,
                     self._spec,
                     weights_of(self._best, self.records),
                     directory / "best",
-                    where,
-                    ended,
+                    Standing.of(self._ledger.attempts, self.records),
                 ):
                     yield file, f"best/{file.name}"
 

@@ -82,7 +82,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     try:
         requests = StopRequests(paths, token)
         with make_signal_handler(
-            paths, lock, token, requests, grace=30.0, notices=ShutdownNotices()
+            paths, lock, requests, grace=30.0, notices=ShutdownNotices()
         ) as interruption:
             sweep = open_sweep(prepared(paths, spec, new=True, offline=True), lock.check, print)
             try:

@@ -155,7 +155,7 @@ _IMPORTS = {
     "curve": ["trainable.store.metrics_file"],
     "ledger": ["sweeps.ledger.ledger", "tests.chaos.spaces"],
     "outbox": ["tracking.outbox", "trainable.store.metrics_file"],
-    "creation": ["sweeps.run.session", "sweeps.spec.resume_checks", "sweeps.spec.spec"],
+    "creation": ["sweeps.run.session", "sweeps.spec.spec", "tests.unit.sweeps.sweep_factory"],
 }
 
 

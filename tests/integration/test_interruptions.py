@@ -89,7 +89,7 @@ if "sick" in sys.argv:
         raise OSError(5, "Input/output error")
     lock.is_ours = refuse
 requests, notices = StopRequests(paths, token), ConsoleNotices()
-with make_signal_handler(paths, lock, token, requests, grace=float(grace), notices=notices):
+with make_signal_handler(paths, lock, requests, grace=float(grace), notices=notices):
     for _ in range(int(signals)):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)

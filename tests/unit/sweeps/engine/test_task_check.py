@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sweeps.engine import task_check
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.task_check import TaskInspector, TaskRefused, largest_config, longest_warmup
 from sweeps.spec.spec import SweepSpec, parse_spec
@@ -188,10 +189,15 @@ def test_task_output_may_be_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [("", 1), ("", 0), ("resources: {gpu: 0.25}", 0.25)],
     ids=["not shared", "no GPU", "a share of the user's"],
 )
-def test_memory_is_measured_only_if_it_decides(more: str, gpu: float) -> None:
-    inspection = TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
-    inspection.terminate()
-    assert len(inspection._configs.splitlines()) == 2
+def test_memory_is_measured_only_if_it_decides(
+    monkeypatch: pytest.MonkeyPatch, more: str, gpu: float
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(
+        task_check, "ChildProcess", lambda *_, requests, **__: given.extend(requests)
+    )
+    TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
+    assert len(given) == 2
 
 
 COUNTING = """

@@ -58,6 +58,7 @@ def test_repeated_failure_fails_sweep_unless_it_is_complete(
         made.ledger,
         recorder,
         recorder,
+        lambda: None,
     )
     made.ledger.add_attempt({})
     outcome = finalize_attempt(sweep, uninterrupted, same.abort_reason)

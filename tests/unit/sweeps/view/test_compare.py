@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sweeps.artifacts.export import model_card
+from sweeps.artifacts.export import ExportedWeights, Standing, model_card
 from sweeps.cli import render
 from sweeps.cli.app import app
 from sweeps.formatting import format_number
@@ -107,7 +107,11 @@ def test_each_trial_has_its_trained_configuration(tmp_path: Path) -> None:
     assert TrialConfig.model_validate(config) == sweep.spec.trial_config(0, first.best_params)
     generation = Generation("", 0, 1, 1, "val/loss", "min", 0.3, 1, "ab")
     assert "| `train.batch_size` | 64 | fixed |" in model_card(
-        sweep.view.spec, first, config, generation, {}, 2
+        sweep.view.spec,
+        first,
+        config,
+        ExportedWeights(generation, Exported([])),
+        Standing({}, 2),
     )
 
 
@@ -125,11 +129,12 @@ def test_model_card_names_only_known_samples(tmp_path: Path, ended: int, among: 
     (record,) = sweep.view.records
     generation = Generation("", 0, 1, 1, "train/loss", "min", 0.3, 1, "ab")
     config = load_trial_config(sweep.paths, sweep.spec, record)
-    card = model_card(sweep.spec, record, config, generation, {}, ended)
+    weights, standing = ExportedWeights(generation, Exported([])), Standing({}, ended)
+    card = model_card(sweep.spec, record, config, weights, standing)
     assert f"\nThe best of {among}, by the min of train/loss.\n" in card
     assert "average" not in card
     contents = Exported(["teacher"], averaged=7, left_out=3, files={"base.pt": "12ab"})
-    card = model_card(sweep.spec, record, config, generation, {}, ended, contents)
+    card = model_card(sweep.spec, record, config, weights._replace(contents=contents), standing)
     assert "`trained_parameters.safetensors` has only what was trained" in card
     assert "`base.pt` (sha256 `12ab`)" in card
     assert "The weights are an average" in card

@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from sweeps.artifacts.export import _standing
+from sweeps.artifacts.export import _rank_in_sweep
 from sweeps.cli.run_console import ProgressTable
 from sweeps.errors import SearchChanged
 from sweeps.ledger.ledger import Ledger
@@ -77,7 +77,7 @@ def test_every_view_shows_the_same_best(sweep: MadeSweep, select: str) -> None:
     best = sweep.ledger.trial(number)
     assert best_tags(best)["best_trial"] == str(number)
     assert best_tags(best)["best_value"] == repr(value)
-    assert _standing(view, view.records[number]) == "the best"
+    assert _rank_in_sweep(view, view.records[number]) == "the best"
     assert view.outcome().best[0].number == number
     ranked = select_rows(view.rows(), sweep.spec, sort="value", state="complete")
     assert [row["number"] for row in ranked] == ([0, 1] if select == "checkpoint" else [1, 0])
