@@ -240,11 +240,6 @@ def main(arguments: Sequence[str]) -> None:
         exit_with(problem)
 
 
-if __name__ == "__main__":
-    with without_collection():
-        main(sys.argv[1:])
-
-
 def audit_section(view: SweepView) -> PageSection:
     """Return the cards as a table, and the commands of those that warn."""
     found = audit_sweep(view)
@@ -261,3 +256,8 @@ def audit_section(view: SweepView) -> PageSection:
         f"{len(found.warned)} of {len(found.cards)} cards warn."
     )
     return PageSection("Audit", sentence, body)
+
+
+if __name__ == "__main__":
+    with without_collection():
+        main(sys.argv[1:])
