@@ -101,7 +101,7 @@ class TrainState:
         self,
         step: Step,
         train: Source | None = None,
-        data: object = None,
+        data: Data | None = None,
         *,
         trained_only: bool = False,
         accept_workers: bool = False,
