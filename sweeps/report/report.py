@@ -142,6 +142,24 @@ def _found(sweep: SweepData) -> PageSection:
     return PageSection("Findings", "", body)
 
 
+def audit_section(view: SweepView) -> PageSection:
+    """Return the cards as a table, and the commands of those that warn."""
+    found = audit_sweep(view)
+    rows = [
+        [card.verdict, card.question, card.evidence, card.remedy or "-"] for card in found.cards
+    ]
+    body = table(["verdict", "question", "evidence", "remedy"], rows)
+    commands = dict.fromkeys(found.command(card) for card in found.warned)
+    shown = "\n".join(command for command in commands if command is not None)
+    if shown:
+        body += f"<p>Commands for the cards that warn:</p><pre>{escape(shown)}</pre>"
+    sentence = (
+        f"Whether the result can be trusted, from {found.num_trials} ended trials: "
+        f"{len(found.warned)} of {len(found.cards)} cards warn."
+    )
+    return PageSection("Audit", sentence, body)
+
+
 def _leaders(sweep: SweepData) -> PageSection:
     found = compare([sweep.view], top=_LEADERS)
     keys = list(sweep.spec.space)
@@ -238,24 +256,6 @@ def main(arguments: Sequence[str]) -> None:
         write_report(SweepPaths(Path(root), name), Path(target))
     except (ValueError, OSError, LedgerError, StorageError) as problem:
         exit_with(problem)
-
-
-def audit_section(view: SweepView) -> PageSection:
-    """Return the cards as a table, and the commands of those that warn."""
-    found = audit_sweep(view)
-    rows = [
-        [card.verdict, card.question, card.evidence, card.remedy or "-"] for card in found.cards
-    ]
-    body = table(["verdict", "question", "evidence", "remedy"], rows)
-    commands = dict.fromkeys(found.command(card) for card in found.warned)
-    shown = "\n".join(command for command in commands if command is not None)
-    if shown:
-        body += f"<p>Commands for the cards that warn:</p><pre>{escape(shown)}</pre>"
-    sentence = (
-        f"Whether the result can be trusted, from {found.num_trials} ended trials: "
-        f"{len(found.warned)} of {len(found.cards)} cards warn."
-    )
-    return PageSection("Audit", sentence, body)
 
 
 if __name__ == "__main__":

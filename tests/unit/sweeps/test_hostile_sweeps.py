@@ -156,6 +156,7 @@ class _Watch:
         elif event == "open" and isinstance(arguments[0], str | bytes):
             path, _, flags = arguments
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            writes = writes and flags & os.O_TMPFILE != os.O_TMPFILE  # a file without a name
             place = os.path.realpath(os.fsdecode(path))
             if writes and not place.startswith((str(self.inside), "/dev/", "/proc/")):
                 self.seen.append(f"writes to {place}")
