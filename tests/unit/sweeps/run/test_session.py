@@ -15,7 +15,7 @@ from sweeps.spec.spec import SweepSpec
 from tests.fake_checkpoints import commit
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides
-from tests.unit.sweeps.sweep_factory import MadeSweep, RunsNoTrial, prepared
+from tests.unit.sweeps.sweep_factory import RATE, MadeSweep, RunsNoTrial, prepared
 from trainable.checkpoint import CheckpointStore
 
 NO_RECORDER: Any = None
