@@ -19,10 +19,17 @@ from sweeps.errors import NO_SUCCESS, LedgerError, RevisionError, SpecError, Use
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import TrialSummary, count_trials, of_search
 from sweeps.paths import SweepPaths, list_sweeps, resolve_root
 from sweeps.reconcile.collect_state import read_sweep_state
-from sweeps.reconcile.extra_training import SeriesResult, SweepTrials, num_missing, read_series
+from sweeps.reconcile.extra_training import (
+    SeriesResult,
+    SweepTrials,
+    TrialSeries,
+    num_missing,
+    read_series,
+)
 from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.reconcile.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.reconcile.stop_criteria import active_stop_criterion
@@ -109,9 +116,18 @@ class SweepView:
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)
         """The criterion that ends the sweep before all of its trials have run."""
-        self.series = read_series(self.ledger.series)
+        self.series = self._read_series()
         """The last series of extra trials; None without one."""
         self._pauses = make_pausing_rule(self.spec)
+
+    def _read_series(self) -> TrialSeries | None:
+        try:
+            return read_series(self.ledger.series)
+        except (
+            Exception
+        ) as error:  # a damaged value can raise any error, as in `LedgerFile.reading`
+            reason = f"{type(error).__name__}: {error}"
+            raise LedgerFile(self.paths.ledger).damaged(reason) from error
 
     @classmethod
     def open(cls, name: str, root: str | Path | None = None) -> SweepView:

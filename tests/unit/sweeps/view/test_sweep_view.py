@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sweeps.artifacts.export import export_best
 from sweeps.cli import render
+from sweeps.errors import LedgerError
 from sweeps.formatting import (
     format_bytes,
     format_duration,
@@ -33,6 +34,24 @@ from trainable.store.local import LocalFiles
 @pytest.fixture
 def sweep(tmp_path: Path) -> MadeSweep:
     return MadeSweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"role": "nobody's"},
+        {"role": ["confirm"]},
+        {"role": "confirm"},
+        {"role": "confirm", "leaders": 3},
+        {"role": "confirm", "leaders": ["first"]},
+        [1],
+        "confirm",
+    ],
+)
+def test_damaged_request_for_extra_trials_is_named(sweep: MadeSweep, stored: object) -> None:
+    sweep.ledger._study.set_user_attr("series", stored)
+    with pytest.raises(LedgerError, match=r"is not a readable ledger: .*; restore it"):
+        _ = sweep.view
 
 
 def test_unfinished_trial_waits_without_a_driver(sweep: MadeSweep) -> None:
