@@ -249,11 +249,11 @@ def compare(
 ) -> None:
     """Compare the best trials of one or several sweeps, and the parameters that differ."""
     from sweeps.cli import render
-    from sweeps.view import compare
+    from sweeps.view.compare import compare as compare_best
 
     with input_errors():
         views = [view_of(name, root) for name in dict.fromkeys(names)]
-        found = compare.compare(views, top=top)
+        found = compare_best(views, top=top)
     specs = [view.spec for view in views]
     show_found(found, as_json, lambda: render.comparison(found, specs))
     if not as_json:

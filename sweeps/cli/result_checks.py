@@ -153,10 +153,10 @@ def verify(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Compare all files that a sweep keeps with each other; nothing is changed."""
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.paths import SweepPaths, resolve_root
-        from sweeps.trust import verification
+        from sweeps.trust.verification import verify
 
         paths = SweepPaths(resolve_root(root), name)
-        found = verification.verify(paths, spinner.update)
+        found = verify(paths, spinner.update)
     show_found(found.as_dict(), as_json, lambda: Group(*_verify_lines(found, name)))
     if found.contradictions:
         raise typer.Exit(LATE)
