@@ -46,9 +46,7 @@ def spreadsheet_cell(value: object) -> object:
 
 
 def visible(text: str) -> str:
-    """Return a text of several lines with control characters escaped. Tabs and newlines stay; a
-    carriage return becomes a newline.
-    """
+    """Return text of several lines with control characters escaped; CR becomes LF, tabs stay."""
     if text.isprintable():
         return text
     return text.replace("\r\n", "\n").replace("\r", "\n").translate(_VISIBLE)

@@ -384,9 +384,7 @@ def _is_named(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _all_forms(variables: frozenset[tuple[str, str]]) -> list[str]:
-    """Return secret values in each form in which text may contain them. The longest come first,
-    because one may be the beginning of another.
-    """
+    """Return secret values in each form in which text may contain them, the longest first."""
     values: set[str] = set()
     for name, value in variables:
         if _is_named(name):
@@ -406,6 +404,7 @@ def _all_forms(variables: frozenset[tuple[str, str]]) -> list[str]:
             repr(value)[1:-1],
         )
     }
+    # The longest first, because one may be the beginning of another.
     return sorted((one for one in forms if len(one) >= SHORTEST), key=len, reverse=True)
 
 

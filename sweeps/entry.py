@@ -1,9 +1,8 @@
 """The entry point of the `sweep` command.
 
-It takes the working directory off the import path, and exits without a traceback if Ctrl-C comes
-while the command loads. With `python -m sweeps.entry --child-of PARENT ...`, the command is the
-child of a script or a notebook, and the kernel kills it when the process PARENT ends. What must
-not live here: any import that takes time.
+It takes the working directory off the import path, and ends without a traceback at an early
+Ctrl-C. With `python -m sweeps.entry --child-of PARENT ...`, the kernel kills it when the process
+PARENT, a script or a notebook, ends. What must not live here: any import that takes time.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ def main() -> None:
 def _keep_directory_off_path() -> None:
     """Remove the working directory from the import path of this process and its children.
 
-    It may hold a `json.py` or `sitecustomize.py` of any user. Python puts it first for `-m`, `-c`
-    and empty entries of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/code` leaves one if the variable
-    was empty, or an entry such as a dot. Directories that PYTHONPATH names by an absolute path
-    stay, and so do relative ones that no other user can write to, as absolute paths.
+    It may hold any user's `json.py` or `sitecustomize.py`. Python puts it first for `-m`, `-c`,
+    a dot or an empty entry in PYTHONPATH: `PYTHONPATH=$PYTHONPATH:/code` has one if it was empty.
+    Absolute entries stay, and relative ones that nobody else can write to, as absolute paths.
     `trainable.user_code.task_import` appends the working directory when it imports a task.
     """
     with contextlib.suppress(OSError):  # the working directory was removed

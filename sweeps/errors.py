@@ -117,12 +117,7 @@ class OriginChanged(ValueError):
 
 
 class SweepExists(ValueError):
-    """A new sweep has the name of an existing one.
-
-    Args:
-        paths: The existing sweep.
-        remedy: How to choose another name.
-    """
+    """A new sweep has the name of an existing one."""
 
     def __init__(self, paths: SweepPaths, remedy: str = "choose another name with --name") -> None:
         super().__init__(
@@ -159,17 +154,11 @@ class LockLost(BaseException):
     """This driver has lost the lock, and another driver may run the sweep.
 
     Not an `Exception`, so that no handler takes it for an error of a trial or waits for trials.
-    `sweep_lock.lock_lost` builds it.
     """
 
 
 class SweepLockedError(Exception):
-    """Another driver holds the sweep's lock. `sweep_lock.sweep_locked` builds it.
-
-    Args:
-        message: The message for the user.
-        holder: The driver; None if unknown.
-    """
+    """Another driver holds the sweep's lock: `holder`, or None if it is unknown."""
 
     def __init__(self, message: str, holder: LockOwner | None) -> None:
         super().__init__(message)

@@ -69,8 +69,7 @@ def format_best(
 ) -> str:
     """Format a trial's result: `best val/loss 0.1234`, or `last val/loss 0.1234`.
 
-    With several metrics, each value has its name and none is called best, because only the first
-    metric is at its best.
+    Of several metrics none is called best, because only the first is at its best.
     """
     if not isinstance(result, Sequence):
         return f"{'last' if final else 'best'} {metrics[0]} {format_number(result)}"
@@ -139,8 +138,7 @@ def shown(value: object) -> str:
 def cut(text: str) -> str:
     """Return a text that is short and printable, for a message.
 
-    Secrets are redacted before the text is shortened, because a shortened one may not be
-    recognized.
+    Secrets are redacted before it is shortened: a shortened one may not be recognized.
     """
     text = printable(redact(text))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

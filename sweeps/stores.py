@@ -1,11 +1,9 @@
-"""The stores of a sweep: which may be connected to, and where its checkpoints, its records and its
-notifications go.
+"""Which stores a sweep may connect to, and where its checkpoints, records and notifications go.
 
 The user must trust a store, and own the sweep that names it; all code that connects to a store
 calls these checks first. No other module of `sweeps` chooses a tracking service. The address of a
 webhook is read from the environment each time, and stored nowhere. What must not live here: the
-list of trusted stores (`tracking.trusted_stores`), what is recorded (`recording`), and
-connections.
+trusted stores (`tracking.trusted_stores`), what is recorded (`recording`), and connections.
 """
 
 from __future__ import annotations
@@ -317,10 +315,7 @@ def accepts_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool
 
 
 def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
-    """Check within seconds that the spec's object store accepts checkpoints.
-
-    Directories are not checked here; the sweep's directory was checked before.
-    """
+    """Check within seconds that the spec's store accepts checkpoints, if it is an object store."""
     if spec.storage.checkpoints is not None:
         check_store(paths.directory, spec.storage.checkpoints)
         from trainable.store.objects import StoreUnusable, probe
@@ -407,10 +402,7 @@ def addresses_outside(paths: SweepPaths, spec: SweepSpec) -> list[str]:
 
 
 def links_outside(paths: SweepPaths) -> Iterator[str]:
-    """Yield a sentence for each file that is a link out of the root, or shared by a hard link.
-
-    Symbolic links to a directory that the user has trusted are left out.
-    """
+    """Yield a sentence for each untrusted link out of the root, and for each hard-linked file."""
     root = os.path.realpath(paths.root)
     for place in _written(paths):
         if place.is_symlink():

@@ -121,10 +121,7 @@ class SweepLock:
             file.close()  # the file was removed between opening and locking it
 
     def check(self) -> None:
-        """Check that this process still holds the lock; may be called from any thread.
-
-        It costs a `stat` of the file.
-        """
+        """Check, by a `stat`, that this process still holds the lock; any thread may call it."""
         if self._exiting:
             threading.Event().wait()  # until this process ends
         if not self.is_ours():
@@ -134,10 +131,7 @@ class SweepLock:
             )
 
     def block_writers(self) -> None:
-        """Block writers while the process exits, so that no write ends half-way.
-
-        `check`, which precedes each write, no longer returns.
-        """
+        """Block writers while the process exits, in `check`, so that no write ends half-way."""
         self._exiting = True
 
     def is_ours(self) -> bool:

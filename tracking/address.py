@@ -149,8 +149,8 @@ def origin_of(uri: str) -> str:
     """Return the part of a URI that a user trusts: scheme, hosts, ports and options.
 
     Options are included because they may name other hosts or disable encryption. Of a directory,
-    `file://PATH`, it is all of it. A URI that two
-    programs could parse differently is returned unchanged.
+    `file://PATH`, it is all of it. A URI that two programs could parse differently is returned
+    unchanged.
     """
     found = _ADDRESS.fullmatch(uri)
     if found is None or not all(map(_HOST.fullmatch, found["hosts"].lower().split(","))):

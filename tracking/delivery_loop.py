@@ -38,9 +38,7 @@ class Destination(NamedTuple):
     Attributes:
         uri: The URI of a tracking store.
         artifact_root: The artifact location of a new experiment; None: the server chooses it.
-        experiment: The experiment's name.
         sweep_id: The sweep's identity, a tag by which its runs are found again.
-        outbox: Directory of the durable queue.
     """
 
     uri: str

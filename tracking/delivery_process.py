@@ -1,13 +1,12 @@
 """Run the delivery loop in a child process of the driver, connected by pipes.
 
-In the driver, each request would hold the interpreter lock while trials' results wait, and mlflow
-would stay in memory. The child exits at the end of its standard input, so it never outlives
-the driver. It may be killed at any time: the outbox knows which records were in flight. What must
-not live here: what the loop does (see `tracking.delivery_loop`).
-
     python -m tracking.delivery_process
 
-reads its destination as a line of JSON, then one line for each call.
+reads its destination as a line of JSON, then one line for each call. In the driver, each request
+would hold the interpreter lock while trials' results wait, and mlflow would stay in memory. The
+child exits at the end of its standard input, so it never outlives the driver. It may be killed at
+any time: the outbox knows which records were in flight. What must not live here: what the loop
+does (`tracking.delivery_loop`).
 """
 
 from __future__ import annotations

@@ -178,11 +178,7 @@ def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
 
 
 class Request(NamedTuple):
-    """Parameters, points and tags to write to one run.
-
-    Attributes:
-        params: Only parameters that the run does not have yet.
-    """
+    """Parameters that the run does not have yet, points and tags, to write to one run."""
 
     params: Mapping[str, str]
     points: Sequence[Point]

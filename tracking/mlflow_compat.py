@@ -1,13 +1,10 @@
 """Every private part of MLflow that this project uses: names, tables, and a patch.
 
 Each has a comment with the reason. `tests/contract/test_mlflow_compat.py` asserts each signature
-and meaning by name, so it fails with a release of MLflow that changes one. A unit test makes sure
-that no other module uses such a part.
-
-MLflow takes seconds to import. Importing this module does not import it: its classes are imported
-on first access, and the functions import what they use. So commands that only read a store can
-use the queries without that cost. What must not live here: public parts of MLflow, and what is
-done with these.
+and meaning by name, so it fails with a release of MLflow that changes one; a unit test makes sure
+that no other module uses such a part. Importing this module does not import MLflow, which takes
+seconds: commands that only read a store use the queries without it. What must not live here:
+public parts of MLflow, and what is done with these.
 """
 
 from __future__ import annotations

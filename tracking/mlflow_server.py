@@ -240,10 +240,7 @@ class MlflowServer:
             return [(m.step, m.value) for m in self._client.get_metric_history(run_id, key)]
 
     def log(self, run_id: str, request: Request) -> None:
-        """Write new parameters, then points, then tags.
-
-        MLflow writes the three in this order, each in a transaction of its own.
-        """
+        """Write new parameters, then points, then tags, each in a transaction of its own."""
         from mlflow.entities import Metric, Param, RunTag
 
         with _translated():

@@ -54,10 +54,7 @@ class OutboxError(OSError):
 
 
 def check_file(path: Path) -> None:
-    """Check that the database and SQLite's side files are regular files, before SQLite opens them.
-
-    SQLite would block forever on a FIFO.
-    """
+    """Check that SQLite's files are regular, before SQLite, which blocks on a FIFO, opens them."""
     for suffix in ("", "-wal", "-journal", "-shm"):
         try:
             found = os.lstat(f"{path}{suffix}")

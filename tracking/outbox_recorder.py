@@ -135,10 +135,7 @@ class OutboxRecorder:
 
     @property
     def seconds_unresponsive(self) -> float:
-        """For how many seconds the server has answered no request; 0 while it answers.
-
-        Infinite when the recorder is offline.
-        """
+        """For how many seconds the server has answered no request; infinite when offline."""
         return math.inf if self._drain is None else self._drain.progress.seconds_unresponsive
 
     def wait_ready(self, timeout: float) -> bool:
@@ -200,14 +197,9 @@ def open_recorder(
 ) -> OpenTracker:
     """Open the recorder of a sweep and its delivery.
 
-    Args:
-        tracker: The tracking service.
-        sweep: The sweep to record.
-        announce: Open the sweep's run and tag the experiment.
-        environment: The environment of the process that delivers; None: records are only queued.
-
-    Raises:
-        OutboxError: The outbox cannot be written.
+    With `announce`, the sweep's run is opened and the experiment tagged. `environment` is that of
+    the process that delivers; None: records are only queued. An outbox that cannot be written
+    raises `OutboxError`.
     """
     deliver = None if environment is None else process_with(environment)
     recorder = OutboxRecorder(
@@ -267,13 +259,10 @@ def sync(
     *,
     patience: float,
 ) -> int:
-    """Deliver what an earlier process left in the outbox, and change nothing else.
+    """Deliver an earlier process' outbox, change nothing else, and return how many records wait.
 
-    Args:
-        patience: Give up after this many seconds without a delivery. There is no other limit.
-
-    Returns:
-        How many records still wait. If none waits at the start, mlflow is not imported.
+    Gives up after `patience` seconds without a delivery; there is no other limit. If none waits at
+    the start, mlflow is not imported.
     """
     left = read_outbox(outbox).pending
     if not left:

@@ -105,11 +105,7 @@ def as_number(text: str) -> float | None:
 
 
 def check_artifact_name(name: str) -> PurePosixPath:
-    """Return `name` as a path.
-
-    Raises:
-        ValueError: The name is empty, absolute, or leaves the run's directory.
-    """
+    """Return `name` as a path; ValueError: it is empty, absolute or leaves a run's directory."""
     path = PurePosixPath(name)
     if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise ValueError(

@@ -112,10 +112,7 @@ def choose_tracker(uri: str, artifact_root: Path | None = None) -> Tracker:
     """Return the tracker for an address.
 
     If none handles the address, the last one is returned: its `check_address` raises the reason.
-
-    Args:
-        uri: The address.
-        artifact_root: The artifact location of a new experiment; None: the service chooses it.
+    `artifact_root` is the artifact location of a new experiment; None: the service chooses it.
     """
     kind = next((one for one in TRACKERS if one.handles(uri)), TRACKERS[-1])
     return kind(uri, artifact_root)

@@ -54,11 +54,7 @@ class PortTaken(ValueError):
 
 
 class UiServer:
-    """A running server of MLflow's pages; a context manager that stops it.
-
-    Attributes:
-        url: The address, such as `http://127.0.0.1:5000`.
-    """
+    """A running server of MLflow's pages; a context manager that stops it."""
 
     def __init__(
         self,

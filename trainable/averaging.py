@@ -1,15 +1,9 @@
 """Averaged weights: an exponential moving average (EMA) or the mean of the weights (SWA).
 
-The average is evaluated, exported and registered instead of the weights that are trained.
-
-- What is averaged: parameters that require gradients, those that the optimizer trains outside the
-  model included. A parameter that is unfrozen later is averaged from its first step on. Frozen
-  parameters are their own average. Tied parameters are averaged once.
-- BatchNorm: its running mean and variance are averaged with the weights, as
-  `torch.optim.swa_utils.AveragedModel(use_buffers=True)` does; its documentation names this as one
-  of two ways, the other being a further pass over the training data (`update_bn`). Every other
-  buffer is the model's own: an average of a mask with -inf would be NaN.
-- The average of half-precision weights is in fp32: `1 - decay` is lost in bf16.
+The average is evaluated, exported and registered instead of the weights that are trained. It has
+the parameters that require gradients, those that the optimizer trains outside the model included;
+one that is unfrozen later, from its first step on. Frozen parameters are their own average. Tied
+parameters are averaged once.
 
 The formulas and the order (after the optimizer's step and the task's `on_step_end`; the first
 update copies) are those of `torch.optim.swa_utils`. Nothing here waits for the device. What must
@@ -49,14 +43,7 @@ def averaging_plan(
 ) -> AveragingPlan | None:
     """Return when a run averages its weights; None without averaging.
 
-    Args:
-        config: The section `train`.
-        total_steps: Optimizer steps of the whole run.
-        steps_per_epoch: Optimizer steps of one epoch; 0 where a stream does not say.
-
-    Raises:
-        ConfigError: The run ends before the first update, or the epochs of an interval have an
-            unknown length.
+    `steps_per_epoch` is 0 where a stream does not say.
     """
     if config.ema.decay is not None:
         key, start, every, decay = "train.ema.start", config.ema.start, 1, config.ema.decay
@@ -137,9 +124,8 @@ class Average:
     def in_model(self) -> Iterator[None]:
         """Have the average in place of the weights, and restore the weights at the end.
 
-        Values are copied and not tensors exchanged: compiled code, tied parameters, cuDNN's
-        recurrent layers and the task refer to the tensors. Meanwhile this takes memory for a copy
-        of the weights. Before the first update nothing is replaced.
+        Values are copied and not tensors exchanged, which takes memory for a copy of the weights:
+        compiled code, tied parameters, cuDNN's recurrent layers and the task refer to the tensors.
         """
         if not self.count:
             yield
@@ -197,6 +183,7 @@ class Average:
 
     def _add(self, sources: Mapping[str, Tensor]) -> None:
         for name, source in sources.items():
+            # The average of half-precision weights is in fp32: `1 - decay` is lost in bf16.
             kept_in = torch.float32 if source.dtype in _HALF else source.dtype
             self._sources[name] = source
             self._values[name] = source.detach().to(kept_in, copy=True)
@@ -211,17 +198,10 @@ class Average:
 def overlay_average(
     model: Mapping[str, Any], average: Mapping[str, Any], left_out: Collection[str] = ()
 ) -> list[str]:
-    """Write a saved average into a saved model's state dict, in place.
+    """Write a saved average into a saved model's state dict; return the names that it lacks.
 
-    Tied tensors share memory there, so each is written once.
-
-    Args:
-        model: The state dict.
-        average: What `Average.state_dict` returned.
-        left_out: Entries that the checkpoint leaves out, because they never changed.
-
-    Returns:
-        The names of averaged tensors that the state dict does not have under that name.
+    Tied tensors share memory there, so each is written once. `left_out` are the entries that the
+    checkpoint leaves out, because they never changed.
     """
     missing = []
     for name, value in average["values"].items():
@@ -236,11 +216,7 @@ def overlay_average(
 
 
 def load_average(model: nn.Module, average: Mapping[str, Any]) -> None:
-    """Write a saved average into a model that has the weights of the same checkpoint.
-
-    Raises:
-        KeyError: The model does not have one of the tensors.
-    """
+    """Write a saved average into a model that has the weights of the same checkpoint."""
     tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in model.named_parameters()}
     tensors |= dict(_running_statistics(model))
     with torch.no_grad():
@@ -249,6 +225,10 @@ def load_average(model: nn.Module, average: Mapping[str, Any]) -> None:
                 tensors[name].copy_(value)
 
 
+# BatchNorm's statistics are averaged with the weights, as `AveragedModel(use_buffers=True)` of
+# `torch.optim.swa_utils` does; its documentation names this as one of two ways, the other being a
+# further pass over the training data (`update_bn`). Every other buffer is the model's own: an
+# average of a mask with -inf would be NaN.
 def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         if isinstance(module, _NormBase):

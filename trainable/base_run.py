@@ -46,7 +46,7 @@ class RunReport:
         rows: All rows since the previous report; the last one is that of this report.
         checkpoint: The newest committed generation; in a finished report, the run's last one.
         finished: This is the last report, or the one at which the run pauses.
-        signals: Health warnings, in sentences; see `health.py`.
+        signals: Health warnings, in sentences; see `watch/health.py`.
         out_of_patience: The run ends because its best value is too many reports old.
         lacks_model: Whether the best state has no model that can be exported; None if this process
             has saved no best state.
@@ -82,12 +82,7 @@ def errors_reach_ranks(
 class BaseRun(ABC):
     """A run that can be interrupted and resumed; as a context manager it closes itself.
 
-    Args:
-        store: Its checkpoints.
-        history: Writes its rows to disk.
-        ranks: This rank of the trial.
-        resumed_at: The step from which this process resumes; 0 for a new run.
-        earlier: Rows written before the run was interrupted.
+    `resumed_at` is 0 for a new run. `earlier` has the rows written before the interruption.
     """
 
     _lacks_model: bool | None = None
@@ -127,9 +122,6 @@ class BaseRun(ABC):
 
         Within an epoch the earlier one says so: what a task collects on each rank in that epoch is
         counted otherwise.
-
-        Args:
-            now: The present number.
         """
         before = self.ranks_before or now
         if before != now:
@@ -198,15 +190,7 @@ def num_ranks_of(saved: Mapping[str, Any] | None) -> int | None:
 
 
 def one_number(value: object, given: str) -> float:
-    """Return a metric of the user's code as a float; it may be a tensor or an array of one number.
-
-    Args:
-        value: The metric's value.
-        given: Its origin and name, for the message, such as `run() yielded 'loss'`.
-
-    Raises:
-        TaskError: The value is not exactly one number.
-    """
+    """Return a metric of the user's code as a float; a tensor or an array may hold the number."""
     single: Any = value
     try:
         if isinstance(value, numpy.generic | numpy.ndarray) or (
@@ -219,15 +203,7 @@ def one_number(value: object, given: str) -> float:
 
 
 def check_names(names: Collection[object], given: str) -> None:
-    """Check the number of metric names and their lengths.
-
-    Args:
-        names: All names of the run, old and new.
-        given: Their origin, for the message, such as `run() yields`.
-
-    Raises:
-        TaskError: There are too many names, or one is too long.
-    """
+    """Check the number of metric names, old and new of the run together, and their lengths."""
     if len(names) > MAX_METRICS:
         raise TaskError(
             f"{given} {len(names)} metrics of different names; a run has at most "
@@ -243,11 +219,7 @@ def check_names(names: Collection[object], given: str) -> None:
 
 
 def check_reported(metrics: Iterable[str], reported: Collection[str]) -> None:
-    """Check that the metrics of a configuration are reported.
-
-    Raises:
-        ConfigError: One is not; the message names those that are.
-    """
+    """Check that the metrics of a configuration are reported."""
     for metric in metrics:
         if metric not in reported:
             raise ConfigError(
@@ -273,12 +245,7 @@ def is_better(value: float, best: float | None, mode: Mode) -> bool:
 
 
 def is_out_of_patience(patience: int | None, since_best: int) -> bool:
-    """Return whether a run ends because its last reports brought no new best.
-
-    Args:
-        patience: The run ends after so many reports without a new best; None: it does not.
-        since_best: Reports since the best one.
-    """
+    """Return whether a run ends because its last reports brought no new best."""
     return patience is not None and since_best >= patience
 
 
@@ -307,14 +274,8 @@ def best_metrics(
 ) -> dict[str, float]:
     """Return `best/<metric>` of each metric: its value at the best report; none before that.
 
-    All these values belong to one checkpoint. So that of a metric after the first need not be the
-    best value of its metric.
-
-    Args:
-        metrics: The metrics' names; the first decides.
-        progress: The counters, with this report.
-        now: The metrics of this report.
-        is_best: This report is the best so far.
+    The first metric decides. All these values belong to one checkpoint, so that of a later metric
+    need not be its best.
     """
     if progress.best is None:
         return {}

@@ -2,7 +2,7 @@
 
 Each rank normalizes over its own part of a micro-batch, and the running statistics are those of
 rank 0. With `train.sync_batch_norm` all ranks normalize over the whole micro-batch, on GPUs. What
-must not live here: how buffers reach the other ranks (`rank_group.py`).
+must not live here: how buffers reach the other ranks (`parallel/rank_group.py`).
 """
 
 from __future__ import annotations
@@ -86,10 +86,7 @@ def synchronize_batch_norm(
 
 
 def check_passes(config: TrainConfig, remedy: str) -> None:
-    """Refuse SyncBatchNorm where the ranks would make different numbers of forward passes.
-
-    A rank that makes more of them would wait for the others without end.
-    """
+    """Refuse SyncBatchNorm where the ranks would make different numbers of forward passes."""
     if config.sync_batch_norm and remedy:
         raise ConfigError(
             "true, and in some steps the ranks would make different numbers of forward passes, "

@@ -264,20 +264,12 @@ class Parts:
     """The parts of a run, without its optimizer.
 
     Attributes:
-        task: The task to train.
-        data: Its samples.
         model: On its device, with its initial weights.
-        groups: The optimizer's parameter groups.
-        train: Windows to train on.
-        val: Windows to evaluate on.
-        schedule: The learning rate at every step.
-        reports: When the run reports, and when it ends.
-        precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
-        opened: Files that the task opened and did not declare; see `fingerprint.py`.
-        averaging: When the weights are averaged; None without averaging.
-        summary: Summary of what the task built, for comparison when the run resumes; see
-            `built.py`. None where nothing is compared.
+        opened: Files that the task opened and did not declare (`user_code/fingerprint.py`).
+        averaging: None without averaging.
+        summary: Of what the task built, compared when the run resumes (`built.py`); None where
+            nothing is compared.
     """
 
     task: Task
@@ -317,10 +309,6 @@ def build_parts(
 
     The first optimizer of a process imports `torch._dynamo`, which takes 3 s. Callers that only
     inspect a run do not need one.
-
-    Raises:
-        ConfigError: The configuration cannot be trained.
-        TaskError: The task broke its contract.
     """
     train = config.train
     set_determinism(train.deterministic)
@@ -418,11 +406,7 @@ def _prepared(
 
 
 def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
-    """Build the optimizer and its `Step`; the learning rate is that of the first step.
-
-    Raises:
-        ConfigError: The optimizer cannot be built, or not be used with `train.ema`.
-    """
+    """Build the optimizer and its `Step`; the learning rate is that of the first step."""
     optimizer = optimizer_of(parts.task, parts.model, config, normalize_groups(parts.groups))
     parts.schedule.set_lr(optimizer, 0)
     average = None

@@ -1,9 +1,8 @@
 """Summarise the model and data that a task built, and compare the summary when the run resumes.
 
-A resumed run builds its model and data again. They may differ from those at its start because of
-hash order, a clock or a replaced file. Then the run is refused, and the message says what differs.
-Numbers are compared with a tolerance, because another processor may round differently.
-What must not live here: digests of the task's source files (`fingerprint.py`).
+A resumed run builds both again, and is refused where hash order, a clock or a replaced file makes
+them differ. Numbers are compared with a tolerance: another processor may round differently. What
+must not live here: digests of the task's source files (`user_code/fingerprint.py`).
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ def summarise_data(data: Data, *, arguments: Mapping[str, Any]) -> Summary:
 
 
 class BuiltDiffers(ConfigError):
-    """A task builds another model or other data than when its run started.
-
-    Attributes:
-        differing: What differs, in words.
-    """
+    """A task builds another model or other data than when its run started."""
 
     def __init__(self, differing: str, file: Path) -> None:
         self.differing = differing
@@ -98,11 +93,7 @@ class BuiltDiffers(ConfigError):
 
 
 def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
-    """Refuse to resume a run whose task builds something else than when the run started.
-
-    The summary is written for a new run, for one without a summary, and for one whose task has
-    other arguments than before.
-    """
+    """Refuse to resume a run whose task builds something else than when the run started."""
     file = directory / BUILT
     before = _read(file) if resumed else None
     if before is None or before.get(ARGUMENTS) != now[ARGUMENTS]:  # PBT changes arguments

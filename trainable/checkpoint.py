@@ -1,13 +1,13 @@
 """CheckpointStore: saves, finds and removes a run's checkpoints; each is complete or not visible.
 
 A checkpoint, here called a generation, is a directory `checkpoints/step-00000120/` with `state.pt`
-and `manifest.json`. The writer writes it under a temporary name, syncs it, and renames it into
-place. The manifest has the length and the sha256 of the state. Readers use the newest generation
-whose manifest and state verify; a counter in the manifest says which is newest, never a time.
-A background thread writes. Training waits only while its state is copied. The thread also copies
-the entries that only the next optimizer step changes (`async_copy_keys`).
+and `manifest.json`, which has the length and the sha256 of the state. The writer writes it under a
+temporary name, syncs it, and renames it into place. Readers use the newest generation that
+verifies; a counter in the manifest says which is newest, never a time. A background thread writes,
+and copies the entries that only the next optimizer step changes (`async_copy_keys`). Training
+waits only while its state is copied.
 What must not live here: Ray, the parts of a state (`train_state.py`), how it is copied and
-serialized (`snapshot.py`), and how it is made durable and a stale writer is blocked (`store`).
+serialized (`store/snapshot.py`), made durable, and kept from a stale writer (`store`).
 """
 
 from __future__ import annotations
@@ -61,14 +61,7 @@ def check_owner(address: str) -> None:
     """Refuse checkpoints of another user: a resume makes objects of classes that they name.
 
     Whatever copies a checkpoint from which a run resumes calls this before: a copy belongs to who
-    made it.
-
-    Args:
-        address: A directory with checkpoints, or one checkpoint; those in an object store have no
-            owner.
-
-    Raises:
-        ForeignCheckpoint: Its files belong to another user.
+    made it. Checkpoints in an object store have no owner.
     """
     if "://" in address:
         return

@@ -8,10 +8,8 @@ with any number of them it is a seed of the epoch and the window.
 
 Loader processes start anew in each epoch, with the data set as it is then. In a run that resumes
 within an epoch they fetch its windows from the first on, so that what they keep (generators,
-counters, caches) is what it was. The windows already trained are not sent.
-
-Tensors in memory are indexed directly; everything else goes through torch's DataLoader. What must
-not live here: models, losses, or samples without an index (`streams.py`).
+counters, caches) is what it was. The windows already trained are not sent. What must not live
+here: models, losses, or samples without an index (`streams.py`).
 """
 
 from __future__ import annotations
@@ -472,9 +470,6 @@ class WindowPlan:
         samples: Samples in the data set when it was built.
         batch_size: Samples of a window, for one optimizer step.
         micro_batch_size: Samples of one forward pass.
-        seed: The run's seed.
-        drop_last: Leave out the last window of an epoch if it is short.
-        shuffle: False keeps the samples in their order (evaluation).
         most: Use only so many samples, the first ones; None: all.
     """
 
@@ -638,10 +633,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 
 def pin(batch: Batch) -> Batch:
-    """Return the batch with its tensors in pinned memory, for asynchronous copies to a GPU.
-
-    An object with a method `pin_memory` pins itself; one with only `to` stays as it is.
-    """
+    """Return the batch with its tensors in pinned memory, for asynchronous copies to a GPU."""
 
     def pin_part(part: Any) -> Any:
         if isinstance(part, Tensor):

@@ -1,7 +1,7 @@
 """Evaluate a checkpoint on the test data of its task, once training is over.
 
 Nothing else opens test data. What must not live here: which checkpoint is evaluated, and where the
-result is recorded (`tested.py` has its form).
+result is recorded (`store/notes.py` has its form).
 """
 
 from __future__ import annotations

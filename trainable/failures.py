@@ -98,10 +98,7 @@ def as_note(error: BaseException, rank: int) -> dict[str, Any]:
 
 
 def as_error(note: dict[str, Any]) -> TrainingError:
-    """Return an error of the same kind as that of another rank.
-
-    An exception of the user's code becomes a `RankFailed`, whose kind is the same.
-    """
+    """Return an error of the same kind as that of another rank."""
     classes = {one.__name__: one for one in _below(TrainingError)}
     known = note["known"] and note["class"] in classes
     kind = classes[note["class"]] if known else RankFailed

@@ -37,22 +37,14 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
 
 
 def default_arguments(name: str) -> dict[str, Any]:
-    """Return the default arguments of a task's constructor that a spec can hold: single values.
-
-    Raises:
-        ConfigError: The module or the name in it was not found, or the object is not a task.
-    """
+    """Return the default arguments of a task's constructor that a spec can hold: single values."""
     parameters = _parameters(_find(name))
     found = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {k: v for k, v in found.items() if isinstance(v, bool | int | float | str | None)}
 
 
 def import_named(name: str) -> None:
-    """Import the module of a task or a loop.
-
-    Raises:
-        ConfigError: The module was not found, or it failed.
-    """
+    """Import the module of a task or a loop."""
     import_module(name, resolve_task_name(name)[0], "task.name")
 
 
@@ -60,9 +52,6 @@ def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 
     Whether it is a loop is checked before a run (`build.py`).
-
-    Raises:
-        ConfigError: The module or the name in it was not found.
     """
     found, _ = _locate(name)
     if isinstance(found, type) or not callable(found):

@@ -1,7 +1,7 @@
 """Forms of data, batches, outputs and losses that cannot be used, and what to write instead.
 
 Each message names what was found and the rule, and ends with the lines to write. What must not
-live here: running a task to find out (`task_checks.py`, `testing.py`).
+live here: running a task to find out (`check/`).
 """
 
 from __future__ import annotations

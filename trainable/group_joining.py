@@ -1,6 +1,6 @@
 """Join the ranks of a trial to a group: where they meet, its store, and the network interface.
 
-What must not live here: what ranks exchange (`collectives.py`, `rank_group.py`).
+What must not live here: what ranks exchange (`parallel`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ class GroupPlace:
     Attributes:
         address: The address of the first rank, at which it alone listens; 127.0.0.1 if all ranks
             are on one machine.
-        port: Its port.
-        size: The number of ranks.
         timeout: Seconds for which a rank waits for the others in a step.
         join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
             and begun its first report.
@@ -58,11 +56,8 @@ class JoinedGroup:
     """What a rank has of the group that it has joined: torch's default group, and more.
 
     Attributes:
-        place: Where the ranks met.
-        rank: This rank's number.
         store: The group's store, kept by the first rank.
         direct: Whether the group's backend takes tensors of this rank's device.
-        own_address: The address of this rank's machine.
     """
 
     place: GroupPlace
@@ -127,9 +122,7 @@ def further_group(joined: JoinedGroup, backend: str | None = None) -> Any:
 
 
 def replace_default_group(joined: JoinedGroup) -> Any:
-    """End torch's default group, and return another one of the same ranks, which have just met: on
-    the CPU.
-    """
+    """End torch's default group; return one on the CPU, of the same ranks, which have just met."""
     with _connecting(joined) as limit:
         store = PrefixStore("loop", joined.store)
         group: Any = dist.ProcessGroupGloo(store, joined.rank, joined.place.size, limit)

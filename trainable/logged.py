@@ -1,10 +1,9 @@
 """Log: what a task or a custom loop logs itself, metrics with their sums over a window.
 
-`Task.log` and `Context.log` call it. Metrics become columns of the run's rows in `metrics.jsonl`.
-Parameters and tags are written to a file at once. A process may end between a checkpoint and the
-report with them, and a resumed run does not log them again. Values stay on their device until a
-row is made. What must not live here: the rows' file (`metrics_file.py`), and when rows are made
-(`loop.py`, `custom_loop.py`).
+`Task.log` and `Context.log` call it. Values stay on their device until a row of `metrics.jsonl` is
+made. Parameters and tags are written to a file at once: a process may end between a checkpoint and
+the report with them, and a resumed run does not log them again. What must not live here: the rows'
+file (`store/metrics_file.py`), and when rows are made (`loop.py`, `custom_loop.py`).
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ class Log:
     Attributes:
         prefix: Put before each name: `val/` during evaluation, which is summed as a whole.
         in_epoch_hook: Whether all values count for the epoch.
-        directory: The run's directory; None without one.
-        step: The run's current step.
         own_steps: Names for which the user's code gave a step.
     """
 
@@ -421,10 +418,7 @@ def means_of(taken: Iterable[FetchedSums]) -> list[dict[str, float]]:
 
 
 def fetched(taken: Iterable[Sums]) -> list[FetchedSums]:
-    """Return the sums as plain data.
-
-    Device synchronisation: once for each device with values.
-    """
+    """Return the sums as plain data. Device synchronisation: once for each device with values."""
     taken = list(taken)
     values = _fetched(number for sums in taken for pair in sums.values() for number in pair)
     pairs = zip(values, values, strict=True)  # in the order of `pair`

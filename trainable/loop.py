@@ -78,13 +78,7 @@ class RunParts:
     """What a run has been built of.
 
     Attributes:
-        step: Takes optimizer steps.
-        state: What is saved and restored.
-        train: Windows to train on.
-        val: Windows to evaluate on.
         store: Saves checkpoints; it decides itself whether one is due.
-        history: Writes the rows to disk.
-        plan: When the run reports, and when it ends.
         earlier: Rows written before the run was interrupted.
         held_out: Test samples, which training never opens.
     """
@@ -204,9 +198,8 @@ class Trainer(BaseRun):
     def shorten(self, epoch: int, last: int) -> None:
         """Cut the run short for a rehearsal; the schedule is that of the whole run.
 
-        Args:
-            epoch: Windows of an epoch, if it has more; a report follows. One batch is evaluated.
-            last: The step at which the run saves and ends, unless the whole run ends before it.
+        An epoch has at most `epoch` windows; a report follows, which evaluates one batch. The run
+        saves and ends at step `last`, unless the whole run ends before it.
         """
         plan = self.report_plan
         self._windows.most = plan.most = min(epoch, self._train.plan.windows or epoch)
@@ -429,15 +422,9 @@ class Trainer(BaseRun):
     def evaluate_on(
         self, source: Source, split: str, seed: int | None
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Evaluate the model on a split.
+        """Evaluate the model; return the metrics that `evaluate()` returned, and those it logged.
 
-        Args:
-            source: The split's samples.
-            split: The prefix of the metrics.
-            seed: Seed of the evaluation; None: draw from the present generators.
-
-        Returns:
-            The metrics that `evaluate()` returned, and those that it logged.
+        With `seed` None it draws from the present generators.
         """
         heartbeat.beat("evaluation")
         step, windows = self._step, _present(source, self._evaluated)
@@ -528,13 +515,7 @@ def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 class EpochWindows:
-    """The windows of an epoch, opened once: an evaluation in between leaves them as they are.
-
-    Args:
-        source: Windows to train on.
-        state: Its progress has the position.
-        ranks: This rank of the trial.
-    """
+    """The windows of an epoch, opened once: an evaluation in between leaves them as they are."""
 
     def __init__(self, source: Source, state: TrainState, ranks: Ranks) -> None:
         self._source, self._state, self._ranks = source, state, ranks
@@ -550,12 +531,7 @@ class EpochWindows:
         return self._windows is not None
 
     def open(self) -> None:
-        """Begin the epoch, or resume within it.
-
-        Raises:
-            TaskError: The ranks' samplers choose other samples, or there are none.
-            CheckpointError: There are fewer samples than when the epoch began.
-        """
+        """Begin the epoch, or resume within it."""
         progress = self._state.progress
         source, epoch = self._source, progress.epoch
         with self._ranks.together() as message:
@@ -593,11 +569,7 @@ class EpochWindows:
         return 0 < self._source.plan.num_windows(progress.epoch) <= progress.window
 
     def end(self) -> None:
-        """End the epoch.
-
-        Raises:
-            TaskError: It ended before its last window.
-        """
+        """End the epoch; raise `TaskError` if it ended before its last window."""
         assert self._windows is not None
         progress = self._state.progress
         is_cut = self.most is not None and progress.window >= self.most

@@ -125,20 +125,9 @@ class Context:
 
 @dataclass(frozen=True)
 class LoopOpening:
-    """How the run of a custom loop is opened; see `open_trainer`.
+    """How the run of a custom loop is opened; `open_trainer` has the meaning of each field.
 
-    Attributes:
-        directory: The run's directory.
-        device: Where the function is to train.
-        checkpoints: Address of the checkpoints; None: in `directory`.
-        searched: The keys whose values the search suggests. A new run fails at its first report
-            if the function has not read each of them.
-        restore: Start from this generation, possibly another run's, instead of the newest one of
-            `directory`.
-        until: The report after which the run saves and ends, to be resumed later; None: the last
-            one of the budget.
-        ranks: This rank of the trial.
-        accept_workers: Resume from a checkpoint of another number of ranks.
+    A new run fails at its first report if the function has not read each of the keys `searched`.
     """
 
     directory: Path
@@ -158,10 +147,6 @@ def open_context(
 
     All ranks are seeded alike: they draw the same order of samples, and each takes its part.
     `saved` is the checkpoint, which the first rank has read; None: the run is new.
-
-    Raises:
-        CheckpointError: The checkpoint is not one of a custom loop.
-        ConfigError: It is of another number of ranks.
     """
     ranks = opening.ranks
     saved = ranks.broadcast(saved)
@@ -193,11 +178,7 @@ def open_context(
 
 
 def begin(function: Function, config: TrialConfig, context: Context) -> Generator[Any, None, None]:
-    """Call a loop's function; its code runs from the first `next`.
-
-    Raises:
-        TaskError: It is no generator function.
-    """
+    """Call a loop's function; its code runs from the first `next`."""
     begun = function(config, context)
     if not isinstance(begun, Generator):
         raise TaskError(
@@ -208,13 +189,7 @@ def begin(function: Function, config: TrialConfig, context: Context) -> Generato
 
 
 class CustomLoopRank(BaseRun):
-    """A custom loop on a rank after the first.
-
-    Args:
-        function: The loop, as in `CustomLoop`.
-        config: The run.
-        opening: How it is opened; the directory is that on the first rank.
-    """
+    """A custom loop on a rank after the first; its directory is that on the first rank."""
 
     def __init__(self, function: Function, config: TrialConfig, opening: LoopOpening) -> None:
         directory, ranks = opening.directory, opening.ranks
@@ -243,11 +218,7 @@ class CustomLoopRank(BaseRun):
 
     @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
-        """Run the loop until the first rank ends it; yield nothing.
-
-        Raises:
-            TrainingError: The loop failed, on this rank or another one.
-        """
+        """Run the loop until the first rank ends it; yield nothing."""
         while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
             self._position += 1
             self._log.take()  # else it would grow
@@ -399,7 +370,7 @@ class Reads:
     """The dotted keys that were read.
 
     Attributes:
-        keys: The keys that were read. A section read as a whole stands for all keys below it.
+        keys: A section read as a whole stands for all keys below it.
         missing: Arguments of the task that were read but do not exist.
     """
 

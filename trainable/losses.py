@@ -93,8 +93,7 @@ class EvaluationSums(NamedTuple):
     """Sums over the batches of an evaluation.
 
     Attributes:
-        loss: The summed losses.
-        weight: The targets that they count.
+        weight: The targets that the losses count.
         correct: Targets that the model predicted.
         counted: Targets with a prediction; a float where the outputs are no logits over classes.
     """

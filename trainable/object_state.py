@@ -175,10 +175,7 @@ class ObjectState:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has changed since the build: a pickle as bytes, and its tensors.
-
-        Empty if nothing has.
-        """
+        """Return what has changed since the build: pickled bytes and their tensors, or nothing."""
         self._check_forms()
         return self._taken(self._changes())
 
@@ -195,10 +192,7 @@ class ObjectState:
 
     @contextlib.contextmanager
     def kept(self, *, lost: str) -> Iterator[None]:
-        """Restore on exit what changes within the context.
-
-        Costs a copy of all values but those of data.
-        """
+        """Restore on exit what changes within. Costs a copy of all values but those of data."""
         before = self.from_now(lost=lost)
         content: dict[str, _Content] = {}
         for path, node in before._nodes.items():

@@ -435,10 +435,7 @@ def torch_options(config: OptimizerConfig, kind: type[torch.optim.Optimizer]) ->
 def checked_options(
     config: OptimizerConfig, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Check options by the names and default values in a class's signature; return them.
-
-    A list becomes a tuple where the default is one.
-    """
+    """Check options by the names and default values in a class's signature; return them."""
     known = inspect.signature(kind).parameters
     named = [p.name for p in known.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = named[1:]  # the first one takes the parameters

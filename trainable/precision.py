@@ -22,10 +22,7 @@ _INITIAL_SCALE = 2.0**10
 
 
 def resolve_precision(name: str, device: torch.device) -> Name:
-    """Return the precision to train in.
-
-    `auto` is bf16 on a GPU that supports it, fp16 on older GPUs, and fp32 everywhere else.
-    """
+    """Return the precision to train in."""
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
         if device.type != "cuda":

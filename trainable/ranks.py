@@ -1,10 +1,10 @@
 """The ranks of a trial: the processes that train one model together, in lock-step.
 
-`Ranks` is a trial of one process, in which every method returns what it is given. `RankGroup`
-(`rank_group.py`) is one of several processes. Rank 0, the first rank, alone reports, saves and
+`Ranks` is a trial of one process, in which every method returns what it is given; `RankGroup`
+(`parallel/rank_group.py`) is one of several. Rank 0, the first rank, alone reports, saves and
 decides. Every rank calls the same methods in the same order; each such call is a collective
 operation. What must not live here: how a step is taken (`step.py`), how ranks exchange
-(`rank_group.py`), and how the processes start (`local_ranks.py`, `ray_ranks.py`).
+(`parallel`), and how the processes start (`processes`, `adapters/ray_ranks.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Decisions(NamedTuple):
 
     Attributes:
         stops: The run saves and ends.
-        saves: A checkpoint is due.
         is_observed: The observer of the checkpoints looks at the state.
     """
 
@@ -46,9 +45,7 @@ class Decisions(NamedTuple):
 class Message:
     """What a rank tells the others at the end of a context; see `Ranks.together`.
 
-    Attributes:
-        own: The value of this rank: plain data as JSON has it.
-        of_ranks: The value of each rank, after the context.
+    `own` is plain data as JSON has it; `of_ranks` is filled after the context.
     """
 
     own: Any = None
@@ -135,7 +132,7 @@ class Ranks:
     def gather_tensor(self, tensor: Tensor, *, with_gradient: bool = False) -> Tensor:
         """Return the tensor of each rank, along a new first dimension; of one process as it is.
 
-        For the code of a task, in `loss` and in hooks; see `ranks_here` (`rank_group.py`).
+        For the code of a task, in `loss` and hooks; see `ranks_here` (`parallel/rank_group.py`).
         """
         del with_gradient
         return tensor
@@ -201,12 +198,7 @@ class FirstRank(Ranks):
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank's share of the data; by default all of it.
-
-    Attributes:
-        rank: The rank, from 0.
-        size: The number of ranks.
-    """
+    """One rank's share of the data; by default all of it."""
 
     rank: int = 0
     size: int = 1

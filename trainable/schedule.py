@@ -54,11 +54,7 @@ _PLATEAU_THRESHOLD = 1e-4  # ReduceLROnPlateau's relative threshold
 
 
 def warmup_steps(warmup: float, total_steps: int) -> int:
-    """Return the number of warmup steps for a fraction in [0, 1) or a whole number of steps.
-
-    Raises:
-        ConfigError: The warmup is as long as the run, or longer.
-    """
+    """Return the number of warmup steps for a fraction in [0, 1) or a whole number of steps."""
     steps = warmup if isinstance(warmup, int) else round(warmup * total_steps)
     if steps >= total_steps and steps > 0:
         raise ConfigError(
@@ -70,11 +66,7 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
 
 
 def decay_steps(config: ScheduleConfig, total_steps: int) -> int:
-    """Return the number of steps in which `wsd` decays.
-
-    Raises:
-        ConfigError: Warmup and decay together are longer than the run.
-    """
+    """Return the number of steps in which `wsd` decays."""
     steps = config.decay
     if isinstance(steps, float):
         steps = max(1, round(steps * total_steps))
@@ -89,11 +81,7 @@ def decay_steps(config: ScheduleConfig, total_steps: int) -> int:
 
 
 def check_length(config: ScheduleConfig, total_steps: int) -> None:
-    """Refuse a run that is too short for its warmup or decay.
-
-    Raises:
-        ConfigError: It is too short.
-    """
+    """Refuse a run that is too short for its warmup or decay."""
     warmup_steps(config.warmup, total_steps)
     if config.name == "wsd":
         decay_steps(config, total_steps)

@@ -87,10 +87,7 @@ def open_sources(
 
 
 def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None = None) -> None:
-    """Refuse a configuration with no steps for this many samples, or too few for its schedule.
-
-    Or for the start of its averaging.
-    """
+    """Refuse a run with no steps on its data, or with too few for its schedule or averaging."""
     if isinstance(plan, WindowPlan):
         plan = _window_plan(config.train, plan.samples, config.seed)
     total = ReportPlan(config.budget, plan, tokens_per_sample).total_steps
@@ -148,11 +145,7 @@ SEED = derive_seed("test")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Test samples that are not open.
-
-    Attributes:
-        data: The task's data. `test` has the samples, or a function that returns them.
-    """
+    """Test samples that are not open: `data.test` has them, or a function that returns them."""
 
     data: Data
 

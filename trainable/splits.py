@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def is_stream(samples: object) -> bool:
-    """Whether samples are read one after the other, from the start.
-
-    True for an `IterableDataset`, for a `DataLoader`, and for any iterable with `state_dict()` and
-    `load_state_dict()` that has no `__getitem__`.
-    """
+    """Whether samples are read one after the other, from the start."""
     if isinstance(samples, IterableDataset | DataLoader):
         return True
     if isinstance(samples, Sequence | Mapping) or hasattr(type(samples), "__getitem__"):

@@ -69,11 +69,6 @@ class StepParts:
     """What a step works on.
 
     Attributes:
-        task: Computes the loss.
-        model: The model, on its device.
-        optimizer: Over the model's parameters.
-        schedule: Writes the learning rate of each step.
-        precision: Autocast and gradient scaling.
         average: The average of the weights, which the loop updates after the task's hook of a
             step; None without one.
     """
@@ -94,11 +89,6 @@ class Step:
     next fetch of the values raises: see `raise_if_not_finite`. The same holds for a finite loss
     with a non-finite gradient, except under fp16, where it means an overflow: the step is skipped
     and the scale halved.
-
-    Args:
-        parts: What it works on.
-        clipper: Divides and clips the gradients.
-        ranks: This rank of the trial.
     """
 
     layout: Layout | None = None
@@ -229,12 +219,7 @@ class Step:
 
 
 def raise_if_not_finite(loss: float, norm: float, step: int) -> None:
-    """Raise when the loss, or the gradient norm, of a step is not a finite number.
-
-    Raises:
-        NonFiniteLoss: The loss is NaN or infinite.
-        NonFiniteGradient: The loss is finite, its gradient is not.
-    """
+    """Raise when the loss, or the gradient norm, of a step is not a finite number."""
     if not math.isfinite(loss):
         raise NonFiniteLoss(step, loss)
     if not math.isfinite(norm):

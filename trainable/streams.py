@@ -44,7 +44,6 @@ class StreamPlan:
     Attributes:
         samples: Samples of an epoch; 0 if the stream does not say.
         batch_size: Samples of a window; 1 if the stream gives batches.
-        batched: Whether the stream gives batches.
         windows: About the optimizer steps of an epoch; 0 if the stream does not say.
         last_size: Samples of the window that was given last.
         num_read: Samples of all windows that were given.
@@ -358,12 +357,10 @@ class StreamFormat:
     """How the items of a stream become windows.
 
     Attributes:
-        seed: The run's seed.
         split: `train`, `val` or `test`; each draws random numbers of its own.
         items: Items of a window.
         micro_items: Items of a forward pass.
         batched: Items are batches.
-        collate: Makes a batch of a list of samples.
         drop_last: Leave out a last window that is short.
         skips: Resume by reading again, even if the stream has a state.
         most: Read only so many windows; None: all.

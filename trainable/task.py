@@ -428,11 +428,7 @@ def describe_kind(value: object) -> str:
 
 
 def check_data(data: object, task: Task) -> Data:
-    """Check the return value of `build_data`, and return it.
-
-    Raises:
-        TaskError: It is not a `Data`, a split has no samples, or its tensors differ in length.
-    """
+    """Check the return value of `build_data`, and return it."""
     where = f"{type(task).__name__}.build_data()"
     if not isinstance(data, Data):
         raise TaskError(
@@ -461,17 +457,7 @@ def is_loader(samples: object) -> bool:
 def check_split(
     samples: object, split: str, where: str, collate: Callable[[list[Any]], Batch] | None
 ) -> None:
-    """Check the samples of a split.
-
-    Args:
-        samples: What the task gave.
-        split: `train`, `val` or `test`.
-        where: What gave them, for the message.
-        collate: Makes a batch of a list of samples; None: torch's default.
-
-    Raises:
-        TaskError: They are no samples, there are none, or their tensors differ in length.
-    """
+    """Check the samples of a split; messages begin with `where`, which names what gave them."""
     if (slip := split_problem(samples, collate)) is not None:
         raise TaskError(f"{where}: {split} {slip}")
     for problem in _split_problems(samples):

@@ -1,10 +1,10 @@
 """Warm start: a run resumes from the checkpoints of another run.
 
-A run may take all generations of another run as its own; it then continues as that run would
-have. Or it takes one generation and keeps a state of its own, as trials of PBT do. That generation
-is hard-linked into `inherited/` beside the run's own checkpoints, or copied if the storage has no
+A run may take all generations of another run as its own, and continues as that run would have. Or
+it takes one generation and keeps a state of its own, as trials of PBT do. That generation is
+hard-linked into `inherited/` beside the run's own checkpoints, or copied if the storage has no
 links. When the run is opened, the two states are merged, until the run has saved a later state of
-its own. What must not live here: the choice of the other run (`search.pbt_exploit` and
+its own. What must not live here: the choice of the other run (`sweeps.search.pbt_exploit`,
 `sweeps.reconcile.finishing`), and torch.
 """
 
@@ -101,11 +101,10 @@ def with_inheritance(
 ) -> dict[str, Any] | None:
     """Return the state from which a run resumes: its own, or merged with the inherited one.
 
-    A run that has inherited a state keeps its own counters, best value, random generators, and
-    position in the data. Weights, optimizer, schedule and loss scale come from the other run. So
-    does all that a custom loop yields. Each further rank takes what it had there; where the other
-    run had fewer, the rest take what a new rank takes. Once the run has saved a later state, it
-    resumes from that.
+    The run keeps its own counters, best value, random generators, and position in the data.
+    Weights, optimizer, schedule and loss scale come from the other run. So does all that a custom
+    loop yields. Each further rank takes what it had there; where the other run had fewer, the rest
+    take what a new rank takes.
     """
     generation = inherited(run)
     if generation is None or _position(own) > (generation.epoch, 0):

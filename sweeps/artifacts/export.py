@@ -236,11 +236,7 @@ _FILES = (WEIGHTS, TRAINED_WEIGHTS, TRIAL_CONFIG, FILE_NAME)
 
 
 def export_best(view: SweepView, directory: Path, trial: int | None = None) -> list[Path]:
-    """Write the best trial's weights and resolved configuration into a new directory.
-
-    The files are moved there when all are complete. What an export left that was killed is
-    removed.
-    """
+    """Write the best trial's weights and resolved configuration into a new directory."""
     chosen, record = view.select_trial(trial), view.select_weights(trial)
     found = {path.name: path for path in directory.iterdir()} if directory.exists() else {}
     unfinished = [path for name, path in found.items() if name.startswith(_ASIDE)]
@@ -263,6 +259,7 @@ def export_best(view: SweepView, directory: Path, trial: int | None = None) -> l
             Path(aside),
             Standing.of(view.ledger.attempts, view.records, _rank_in_sweep(view, chosen)),
         )
+        # the complete files, so that a killed export leaves none of them
         return [path.rename(directory / path.name) for path in written]
 
 
@@ -284,11 +281,7 @@ def export_trial(
     directory: Path,
     standing: Standing,
 ) -> list[Path]:
-    """Write a trial's best weights (safetensors), its resolved configuration and its model card.
-
-    The file of weights is `model.safetensors`, or `trained_parameters.safetensors` if the trial's
-    checkpoints have only what was trained.
-    """
+    """Write a trial's best weights (safetensors), resolved configuration and model card."""
     generation = best_generation(paths, spec, record)
     if isinstance(generation, str):
         raise NoBest(generation)
@@ -305,6 +298,7 @@ def export_trial(
         raise StorageError(str(error)) if later else NoBest(str(error)) from None
     contents = Exported(**json.loads(reply))
     if contents.left_out:
+        # the checkpoints have only what was trained
         weights = weights.rename(directory / TRAINED_WEIGHTS)
     config.write_bytes(resolved)
     card = directory / FILE_NAME

@@ -2,7 +2,7 @@
 
     python -m sweeps.artifacts.model_registry ROOT NAME NUMBER MODEL {pt2|pickle}
 
-prints the version. It is a program of its own because torch and MLflow would stay in the driver's
+prints the version; a program of its own, because torch and MLflow would stay in the driver's
 memory. What must not live here: how a model is built (`trainable`), or stored (`tracking`).
 """
 

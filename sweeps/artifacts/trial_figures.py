@@ -1,8 +1,7 @@
 """Draw the figures of trials that have ended, and record them with the trials' runs.
 
-A sweep draws nothing, neither while it runs nor at its end: `sweep sync` and `sweep ui` draw what
-is missing. A trial's `figures/` directory exists once its figures are recorded; after a crash the
-next `sync` draws the rest. What must not live here: how a figure looks (`trainable.figures`).
+A sweep itself draws nothing: `sweep sync` and `sweep ui` draw what is missing, which are trials
+without a `figures/` directory. What must not live here: how figures look (`trainable.figures`).
 """
 
 from __future__ import annotations
@@ -52,11 +51,8 @@ def figure_files(paths: SweepPaths, number: int) -> list[Path]:
 def draw_figures(
     spec: SweepSpec, paths: SweepPaths, trials: Sequence[TrialSummary], scratch: Path
 ) -> list[DrawnTrial]:
-    """Draw the figures of trials that have ended, in a child process for each CPU.
-
-    The caller needs no lock, because the rows of a trial that has ended do not change. Child
-    processes keep Matplotlib out of the caller's memory.
-    """
+    """Draw the figures of trials that have ended, in a child process for each CPU."""
+    # Without a lock: rows of ended trials do not change. Matplotlib would stay in memory here.
     requests: list[dict[str, Any]] = []
     refused: list[DrawnTrial] = []
     for record in trials:
@@ -82,10 +78,7 @@ def draw_figures(
 
 
 def record_figures(paths: SweepPaths, drawn: Iterable[DrawnTrial], recorder: Recorder) -> int:
-    """Record figures with the trials' runs; a trial without any is tagged with the reason.
-
-    The caller holds the sweep's lock.
-    """
+    """Record figures with their runs, or tag these with the reason; needs the sweep's lock."""
     num_recorded = 0
     for one in drawn:
         if one.error is not None:
@@ -113,10 +106,7 @@ def _record(number: int, files: Iterable[Path], recorder: Recorder) -> None:
 
 
 def _draw(requests: Sequence[dict[str, Any]]) -> list[str | None]:
-    """Draw in several child processes; return for each request None, or why it failed.
-
-    Each process has a share of the requests, so that a killed process loses only its share.
-    """
+    """Draw in several child processes; return for each request None, or why it failed."""
     useful = -(-len(requests) // _TRIALS_PER_PROCESS)
     num_processes = min(usable_cpus(), useful, _MAX_PROCESSES)
     errors: list[str | None] = [None] * len(requests)
@@ -129,6 +119,7 @@ def _draw(requests: Sequence[dict[str, Any]]) -> list[str | None]:
                     in_own_group=False,  # whoever ends `sweep sync` ends its whole group
                 )
             )
+            # A share of the requests each: a killed process loses no more.
             for first in range(num_processes)
         ]
         for first, child in enumerate(children):

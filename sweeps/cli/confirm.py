@@ -1,7 +1,6 @@
 """The commands that train trials again: `sweep confirm` the leaders, `sweep retry` failed ones.
 
-What must not live here: running them (`operations`), and the words of the result
-(`trust.confirm`).
+What must not live here: running them (`run`), and the words of the result (`trust.confirm`).
 """
 
 from __future__ import annotations

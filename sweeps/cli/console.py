@@ -277,11 +277,7 @@ def naming_directory_of(spec: Path) -> Iterator[None]:
 
 @contextmanager
 def input_errors() -> Iterator[None]:
-    """Turn errors into messages and exit codes.
-
-    The code is 2 for input that the user can correct, 3 for training that cannot continue, and 4
-    for a sweep that another driver holds.
-    """
+    """Turn errors into messages and exit codes."""
     from redaction.escapes import visible
     from redaction.secrets import redact
     from sweeps.errors import LedgerBusy, LedgerError, SweepLockedError

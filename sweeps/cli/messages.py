@@ -1,8 +1,8 @@
 """Messages of the commands that change a sweep: before the start, at the end, the next command.
 
 The last line of an abnormal end is the command that continues. The end of a sweep with several
-metrics is its Pareto front. What must not live here: tables of trials (`render`), and deciding how
-a sweep ended (`sweep_view`).
+metrics is its Pareto front. What must not live here: tables of trials (`render`), and how a sweep
+ended (`view.outcome`).
 """
 
 from __future__ import annotations
@@ -48,15 +48,7 @@ def outcome(
     paths: SweepPaths,
     findings: Findings | None = None,
 ) -> None:
-    """Print how a sweep ended and the next command, which is the last line of an abnormal end.
-
-    Args:
-        out: Receives the results.
-        err: Receives messages.
-        result: How the sweep ended.
-        paths: The paths of the sweep.
-        findings: What was found; None: that is not printed.
-    """
+    """Print how a sweep ended, and as the last line of an abnormal end the next command."""
 
     sweep = paths.command
     several = len(result.metrics) > 1
@@ -249,9 +241,7 @@ class ConsoleNotices(ShutdownNotices):
 def cluster_unanswered(file: TextIO, message: str) -> None:
     """Print why a cluster cannot be used, as the last line of this process.
 
-    Args:
-        file: Standard error, which Ray may have redirected meanwhile.
-        message: The message, with the remedy.
+    `file` is standard error, which Ray may have redirected meanwhile.
     """
     err = PlainConsole(file=file)
     err.show_cursor()
@@ -295,14 +285,7 @@ def interrupted(err: Console, paths: SweepPaths, command: str = "resume") -> Non
 
 
 def end_of_extra(err: Console, result: SweepOutcome, paths: SweepPaths, command: str) -> None:
-    """Print how an attempt ended that ran extra trials alone, unless it ended well.
-
-    Args:
-        err: Receives the messages.
-        result: How the attempt ended.
-        paths: The paths of the sweep.
-        command: The command that continues it.
-    """
+    """Print how an attempt ended that ran extra trials alone, unless it ended well."""
     if result.waiting.records:
         sync = paths.command("sync")
         waiting = f"{result.waiting.records} records wait in the outbox; deliver them with: {sync}"
@@ -349,14 +332,7 @@ def front_lines(
 def front_table(
     front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths, lost: str | None = None
 ) -> RenderableType:
-    """Return the table of `sweep best` without `--trial`.
-
-    Args:
-        front: The trials of the front.
-        spec: The sweep.
-        paths: Its paths.
-        lost: Why none of them has weights; None if one has.
-    """
+    """Return the table of `sweep best` without `--trial`; `lost` is why no trial has weights."""
     first = ("trial", *spec.metrics, spec.budget.report_word)
     columns = (*first, *titles(list(spec.space), first))
     found = plain_table(*columns, right=columns[1:])

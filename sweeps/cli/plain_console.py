@@ -31,10 +31,7 @@ def redraws(console: Console) -> bool:
 
 
 class PlainConsole(Console):
-    """A console without markup, emoji codes and automatic highlighting.
-
-    Control characters, and characters that cannot be encoded, are printed as escapes.
-    """
+    """A console of plain text; control characters, and what it cannot encode, become escapes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)

@@ -81,12 +81,7 @@ _SECONDS = 5.0
 
 
 def limit_exit(err: Console, code: int) -> None:
-    """Exit after some seconds, with the reason, if Python has not exited until then.
-
-    Args:
-        err: Receives the reason.
-        code: The exit code.
-    """
+    """Exit after some seconds, with the reason, if Python has not exited until then."""
 
     def end() -> None:
         time.sleep(_SECONDS)

@@ -1,7 +1,7 @@
 """Output of the commands that only read a sweep: tables and lines for the terminal.
 
-What must not live here: finding their content (`sweep_view`, `compare`), the display of a
-running sweep (`run_console`), and the messages of other commands (`messages`).
+What must not live here: finding their content (`view`), the display of a running sweep
+(`run_console`), and the messages of other commands (`messages`).
 """
 
 from __future__ import annotations
@@ -100,14 +100,7 @@ def status(
     findings: Findings | None = None,
     audit: Audit | None = None,
 ) -> RenderableType:
-    """Return the lines of `sweep status`.
-
-    Args:
-        found: What `sweep status --json` prints.
-        view: The sweep.
-        findings: What was found; None: that is not shown.
-        audit: Whether the result can be trusted; None: that is not shown.
-    """
+    """Return the lines of `sweep status`; `found` is what its `--json` prints."""
     spec, paths = view.spec, view.paths
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
@@ -344,7 +337,7 @@ def best(
     Args:
         lost: Why there are no weights of the trial's best value; None if there are.
         finish: The command that trains the pruned trial to its end; None for no such offer.
-        said: What is known of the trial from extra trials, a sentence; None: nothing.
+        said: What is known of the trial from extra trials, a sentence.
     """
     lines: list[RenderableType] = [
         Text(
@@ -538,13 +531,7 @@ def trial_table(
 ) -> list[RenderableType]:
     """Return the table of the trials and columns that fit, and a line that counts the others.
 
-    Args:
-        rows: All trials that have started.
-        spec: The sweep.
-        durations: For how long workers have trained each trial.
-        width: The columns of the terminal.
-        height: The lines that the table and the line below it may take.
-        live: Whether the rows have the last values, beside the best one.
+    The two have at most `height` lines. If `live`, rows have the last values, beside the best.
     """
     best = best_of(rows, spec)
     shown = _fitting(in_order(rows, best), best, height)

@@ -76,7 +76,6 @@ class SingleRun:
     """What `sweep train` trains.
 
     Attributes:
-        config: The run's configuration.
         threads: CPU threads; None: as many as torch chooses.
         searched: The keys that a search has suggested; a custom loop must read them.
         until: The report after which it ends; None: the last one of the budget.
@@ -102,9 +101,6 @@ def check_task(spec: SweepSpec, err: Console, directory: Path | None = None) -> 
 
     An exception of the task's own code is ignored: it is raised again in this process, where a
     debugger can catch it.
-
-    Raises:
-        TaskRefused: The task cannot be trained.
     """
     with ExitStack() as stack:
         stack.enter_context(err.status("checking the task"))
@@ -142,18 +138,12 @@ def train_once(
     figures: Path | None = None,
     run: SingleRun | None = None,
 ) -> dict[str, float]:
-    """Train until the budget is used, or resume an earlier run in `directory`.
+    """Train until the budget is used, or resume an earlier run; return the last report's metrics.
 
     Args:
-        spec: The sweep; its `train` section configures the run.
         directory: Receives the checkpoints; None: a temporary directory.
-        console: Receives the metrics and the progress bar.
-        err: Receives messages.
         figures: Receives figures of the run; None: draw none.
         run: What is trained instead of the spec's own values.
-
-    Returns:
-        The last report's metrics.
 
     Raises:
         OtherRun: `directory` holds a run with another configuration, or foreign files.
@@ -279,10 +269,7 @@ def _describe_end(err: Console, number: int, directory: Path | None, command: st
 
 
 class _RunProgress(Progress):
-    """A bar with the reports and the remaining time of a run; it moves with each step.
-
-    A custom loop counts no steps: its bar moves with each report.
-    """
+    """A bar of reports and remaining time; steps move it, or reports of a custom loop."""
 
     def __init__(
         self,
@@ -403,15 +390,7 @@ def train_again(
 ) -> None:
     """Train a trial again from its beginning to where it ended, and say whether it is the same.
 
-    The sweep is only read.
-
-    Args:
-        view: The sweep.
-        number: The trial.
-        directory: Receives the checkpoints; None: a temporary directory.
-        console: Receives the metrics, and the result of the comparison.
-        err: Receives messages.
-        figures: Receives figures of the run; None: draw none.
+    The sweep is only read. `directory` and `figures` are those of `train_once`.
 
     Raises:
         UnknownTrial: There is no such trial.

@@ -1,8 +1,7 @@
-"""Start a Python process for one piece of work: a request goes in, a reply comes out.
+"""Run a piece of work in a Python process of its own: a request goes in, a reply comes out.
 
-In this process torch, MLflow and Plotly would stay in memory, and a task's code could do harm.
-While a fork server runs, the child is its fork. What must not live here: what a child does, and
-what its failure means.
+Here torch, MLflow and Plotly would stay in memory, and a task's code could do harm. What must not
+live here: what a child does, and what its failure means.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Connect to a running Ray cluster, check its nodes, and detect its loss.
+"""Connect to a running Ray cluster, check its nodes, upload the code, and detect its loss.
 
-The driver never starts, stops or cleans up the cluster. When the driver ends, even by SIGKILL, Ray
-ends the driver's job with all its actors. What must not live here: finding the address
-(`cluster_address`), and how trials share the nodes (`resources`).
+The driver never starts or stops the cluster; when it ends, even by SIGKILL, Ray ends its job. What
+must not live here: the address (`cluster_address`), how trials share nodes (`resources`).
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class Cluster:
     """A cluster to which this process is connected.
 
     Attributes:
-        address: The address of its head, `HOST:PORT`.
         nodes: The resources of each node on which trials may run.
         raylet: The socket of the node through which this process is connected.
     """
@@ -92,10 +90,8 @@ class Cluster:
         return None
 
     def node_died(self, error: Exception | None) -> bool:
-        """Return whether an actor was lost with its node or with the whole cluster.
-
-        Without a head, Ray reports actors as lost and does not report their nodes.
-        """
+        """Return whether an actor was lost with its node or with the whole cluster."""
+        # Without a head, Ray reports actors as lost and does not report their nodes.
         if self.health_error() is not None:
             return True
         if (lost := node_of_lost_actor(error)) is None:
@@ -123,10 +119,7 @@ def connected(
     tell: Callable[[str], None],
     tell_last: Callable[[TextIO, str], None],
 ) -> Iterator[Cluster]:
-    """Connect to a cluster and check its nodes, before a sweep is created.
-
-    Must precede the first import of ray in a process.
-    """
+    """Connect to a cluster and check it; must precede the first import of ray in a process."""
     address = locate(address)
     set_cluster_env(loopback=is_loopback(address))
     package = package_code(Path.cwd(), root, spec.trial_modules)
@@ -264,10 +257,9 @@ _SPECIAL = re.compile(r"([*?\[\]!#\\ ])")
 
 @dataclass(frozen=True)
 class CodePackage:
-    """The code that is uploaded.
+    """The code that is uploaded from a directory.
 
     Attributes:
-        directory: The directory that is uploaded.
         excludes: The files there that are not uploaded, as patterns of `.gitignore`.
         left: The files that are too large to upload, with their sizes in bytes.
         size: The size of the uploaded files in bytes.
@@ -521,10 +513,7 @@ def _without_dead_nodes(
 
 
 def _make_check() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:
-    """Return the check that runs on a node.
-
-    Ray pickles a nested function by value, so that it also runs on nodes without Gradsweep.
-    """
+    """Return the check for a node: nested, so that Ray pickles it by value for bare nodes."""
 
     def check(
         directory: str, name: str, mark: str, ours: str, store: str | None
@@ -585,10 +574,7 @@ def _shared(root: Path) -> str:
 
 @contextlib.contextmanager
 def _shared_directory(root: Path) -> Iterator[Path]:
-    """Create a temporary directory in the root, and remove those of killed drivers.
-
-    If this call creates the root, it also removes the root.
-    """
+    """Create a temporary directory in the root, and remove those of killed drivers."""
     missing = [each for each in (root, *root.parents) if not each.exists()]
     root.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
@@ -602,6 +588,7 @@ def _shared_directory(root: Path) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        # Remove the root, too, if this call has created it.
         for each in missing:  # the innermost first; a directory with other files stays
             with contextlib.suppress(OSError):
                 each.rmdir()

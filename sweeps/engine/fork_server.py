@@ -1,20 +1,14 @@
-"""Fork Ray's workers from a process that has imported torch already.
-
-A worker of Ray imports torch before its first trial. This takes about three CPU seconds for each
-worker, including each one that replaces a lost worker. Here one process imports torch once, while
-the driver is still loading, and every worker is a fork of this process.
+"""Fork Ray's workers and other child processes from a process that has imported torch.
 
     driver -- starts --> fork server (torch is imported, nothing else has happened)
        `- Ray -- starts --> `worker_launcher` -- requests --> fork server -- forks --> the worker
 
-The processes that check the task and export the best weights are such forks, too.
-
-The server imports neither Ray, whose settings a process reads only once, nor a task. It never uses
-a GPU, and has one Python thread, because a fork copies only the thread that forks. The server ends
-with the driver, however the driver ends. Its workers end with the server, and the child processes
-of a worker end with that worker. The driver receives each worker's exit code. On the nodes of a
-cluster, and in a sandbox that forbids the server, Ray starts the workers itself. What must not
-live here: what a worker does.
+Importing torch takes about three CPU seconds, which each worker would spend, replacements too. The
+server imports neither Ray, whose settings a process reads only once, nor a task; it uses no GPU
+and has one Python thread, because a fork copies only the thread that forks. It ends with the
+driver, its workers with it, and a worker's children with the worker. The driver receives each
+worker's exit code. On a cluster's nodes, and in a sandbox that forbids the server, Ray starts the
+workers itself. What must not live here: what a worker does.
 """
 
 from __future__ import annotations
@@ -73,10 +67,7 @@ def exit_code(pid: int, patience: float) -> int | None:
 
 @contextmanager
 def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
-    """Run a fork server while the context is open, if the system supports it.
-
-    An environment variable passes the server's address to Ray's workers.
-    """
+    """Run a fork server while the context is open, if the system supports it."""
     # Every user can read the name of a socket; other users cannot read the secret.
     address, server = f"gradsweep-{secrets.token_hex(16)}:{secrets.token_hex(16)}", None
     if sys.platform == "linux":  # only Linux can end a process with its parent
@@ -85,6 +76,7 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
     if server is None:
         yield
         return
+    # from here on, Ray's workers find the server
     os.environ[worker_launcher.VARIABLE] = address
     try:
         yield
@@ -257,10 +249,8 @@ class _Server:
             connection.sendall(worker_launcher.ENDED + bytes([code & 0xFF]))
 
     def _end_adopted(self) -> None:
-        """Kill the orphaned children of ended workers, in any process group.
-
-        The kernel makes orphans children of this process, and then the orphans' own children.
-        """
+        """Kill the orphaned children of ended workers, in any process group."""
+        # The kernel makes orphans children of this process, and then the orphans' own children.
         for child in psutil.Process().children():
             if child.pid not in self._workers:
                 with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Configure, start and stop Ray on one machine.
+"""Configure, start and stop Ray on one machine; Ray keeps no state that must last.
 
-Ray runs the trials and keeps no state that must last. What must not live here: what a trial means
-(`driver`), a cluster that runs already (`cluster`), and private parts of Ray (`ray_compat`).
+What must not live here: what a trial means (`run`), a cluster that runs already (`cluster`), and
+private parts of Ray (`ray_compat`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The resources of trials as far as they are known before a run: from this machine alone.
+"""The resources of trials as far as this machine tells them before a run.
 
-A cluster is never asked here, only a run connects to it and refuses what it cannot hold. What must
-not live here: how trials share the nodes that exist (`resources`).
+A cluster is never asked: only a run connects to it and refuses what it cannot hold. What must not
+live here: how trials share the nodes that exist (`resources`).
 """
 
 from __future__ import annotations

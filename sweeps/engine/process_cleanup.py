@@ -1,13 +1,8 @@
-"""Find and end the processes that a dead driver has left running.
+"""Find and end the processes that a dead driver has left running, and nobody else's.
 
-The token of a driver's lock tags all processes that the driver starts. The token is in an
-environment variable, which child processes inherit. It is also in the name of the scratch
-directory of the driver's Ray. Some Ray processes overwrite their environment with their title, but
-all of them write a log file in that directory. Process ids are not stored, because the system
-reuses them. The Ray processes of other programs are never touched.
-
-A driver holds a lock in its scratch directory while it is alive. A process that can acquire this
-lock knows that the driver is dead, and cleans up after it, whichever sweep the driver ran.
+The driver's token tags them, in an inherited environment variable and in the path of Ray's log
+files: some Ray processes overwrite their environment. Process ids are reused, so none is stored. A
+driver locks a file in its scratch directory while it lives: who gets that lock cleans up.
 """
 
 from __future__ import annotations
@@ -36,8 +31,7 @@ _ALIVE = "driver"
 def scratch_directory(token: str) -> Path:
     """Return the directory for the temporary files of a driver's Ray; only its user may enter it.
 
-    It is in /tmp even if TMPDIR is set, because the path of a Unix socket below it may have at
-    most 107 characters.
+    It is in /tmp whatever TMPDIR says: a Unix socket's path has at most 107 characters.
     """
     return _PLACE / f"{_PREFIX}{token[:_DIGITS]}"
 
@@ -80,10 +74,7 @@ def dead_drivers() -> Iterator[str]:
 
 
 def _remove_unfinished() -> Iterator[str]:
-    """Remove the directories of drivers that died in `claim_scratch`, and yield their tokens.
-
-    The tokens have as many digits as those of `dead_drivers`.
-    """
+    """Remove the directories of drivers that died in `claim_scratch`, and yield their tokens."""
     for aside in sorted(_PLACE.glob(f".{_PREFIX}{'[0-9a-f]' * _TOKEN_DIGITS}")):
         if not _is_ours(aside):
             continue
@@ -92,6 +83,7 @@ def _remove_unfinished() -> Iterator[str]:
             with open(aside / _ALIVE, "a", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(aside)
+            # as many digits as `dead_drivers` yields
             yield aside.name.removeprefix(f".{_PREFIX}")[:_DIGITS]
 
 
@@ -139,11 +131,9 @@ def end_orphans(token: str) -> int:
 
 
 def kill_children(token: str) -> None:
-    """Kill this driver's processes, even those that start meanwhile, and remove their files.
-
-    Does not wait until the processes have ended.
-    """
+    """Kill this driver's processes without waiting for their end, and remove their files."""
     known: set[psutil.Process] = set()
+    # The processes start others meanwhile.
     while new := set(find_orphans(token)) - known:
         for process in new:
             _signal(process, force=True)

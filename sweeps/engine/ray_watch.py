@@ -1,8 +1,7 @@
 """Watch the Ray on which a driver depends, and report its loss from a thread.
 
-Ray itself waits for lost processes without an end, or ends the driver without a reason. What must
-not live here: when a local Ray or a cluster is lost (`local_ray`, `cluster`), and how the driver
-exits (`run.driver`).
+Ray itself waits without an end, or ends the driver without a reason. What must not live here: when
+it is lost (`local_ray`, `cluster`), and how the driver exits (`run.driver`).
 """
 
 from __future__ import annotations
@@ -21,12 +20,7 @@ _COUNTED_SECONDS = 5.0
 
 
 class Loss(NamedTuple):
-    """Why no trial can run now.
-
-    Attributes:
-        cause: What does not answer, and how that was found.
-        patience: How many seconds it may last; 0 if it cannot recover.
-    """
+    """Why no trial can run now, and how many seconds that may last; 0 if it cannot recover."""
 
     cause: str
     patience: float = 0.0

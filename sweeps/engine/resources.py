@@ -1,8 +1,7 @@
 """Find the CPUs, memory and GPUs of a machine, and plan how trials share them.
 
-This module uses neither torch nor Ray, which take seconds to import. So a spec that requests too
-much is refused early. What must not live here: placing trials (Ray does), measuring a step's
-memory (`trainable.check.memory_probe`), and the limit on a trial's GPU memory (the trial sets it).
+Without torch and Ray, which take seconds to import, so a spec that asks too much is refused early.
+What must not live here: placing trials (Ray does), measuring a step (`check.memory_probe`).
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class StepMemory:
     Attributes:
         peak: The most that torch's allocator reserved.
         outside: What the process used outside the allocator.
-        total: The GPU's memory.
         failed: Why the measurement failed; the other values are then 0.
     """
 
@@ -125,8 +123,8 @@ class ResourcePlan:
     Attributes:
         cpu: CPUs of each worker of a trial.
         gpu: GPUs of each worker of a trial: a share below 1, or a whole number.
-        concurrency: How many trials run at once; where the number of workers is searched, of
-            trials with the most workers.
+        concurrency: How many trials run at once; where workers are searched, of the largest
+            trials.
         because: The measurement behind the share of a GPU; empty without one.
         workers: How many processes one trial has; where that is searched, the most.
         placement: Whether they run on as few nodes as possible, or on as many.
@@ -333,10 +331,7 @@ def select_visible(
     visible: str | None,
     instances: Mapping[str, Gpu] = MappingProxyType({}),
 ) -> tuple[Gpu, ...]:
-    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does.
-
-    The first entry that matches no GPU ends the list. If a GPU is listed twice, CUDA shows none.
-    """
+    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does."""
     if visible is None:
         return tuple(gpu for _, gpu in found)
     known = [*found, *instances.items()]
@@ -347,8 +342,10 @@ def select_visible(
         else:
             match = [n for n, (uuid, _) in enumerate(known) if entry and uuid.startswith(entry)]
         if len(match) != 1:
+            # The first entry that matches no GPU ends the list.
             break
         chosen += match
+    # If a GPU is listed twice, CUDA shows none.
     return tuple(known[n][1] for n in chosen) if len({*chosen}) == len(chosen) else ()
 
 

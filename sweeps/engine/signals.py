@@ -1,9 +1,8 @@
 """Handle signals: the first SIGINT, SIGTERM or SIGHUP drains; the second exits immediately.
 
-The driver also exits immediately when the grace period ends. SIGHUP counts only as a first signal.
-A thread receives the signals, because the main thread may be inside a library that cannot be
-interrupted, and some libraries replace Python's handlers. What must not live here: what draining
-and exiting do (`run.driver`).
+So does the end of the grace period; SIGHUP counts only as a first signal. A thread receives them:
+the main thread may be in a library that cannot be interrupted or replaces Python's handlers. What
+must not live here: what draining and exiting do (`run.driver`).
 """
 
 from __future__ import annotations
@@ -113,10 +112,8 @@ class Interruption:
 
     @property
     def trial_grace_remaining(self) -> float:
-        """Seconds that trials still have to save.
-
-        The driver keeps a fifth of the grace period, at most 5 s, for its own shutdown.
-        """
+        """Seconds that trials still have to save."""
+        # The driver keeps a fifth of the grace period, at most 5 s, for its own shutdown.
         return self.left - min(5.0, self._grace / 5)
 
     def _listen(self) -> None:

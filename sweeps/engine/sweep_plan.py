@@ -1,7 +1,6 @@
-"""What a sweep will take, before it starts: epochs, hours, memory and disk.
+"""Estimate what a sweep will take before it starts: epochs, hours, memory and disk.
 
-All numbers are estimates from the spec, the first batches of the task, and a simulation of its
-stopping rule. What must not live here: measuring (`trainable.check.first_batches`), simulating
+What must not live here: measuring (`trainable.check.first_batches`), simulating
 (`stopping.simulation`), and how trials share a machine (`resources`).
 """
 
@@ -45,34 +44,30 @@ _CHANGES_SIZE = frozenset(
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The size of a sweep.
+    """The size of a sweep; of sizes and times, None is unknown.
 
     Attributes:
         trials: How many trials it has at most, with all seeds of each configuration.
         epochs: The reports of a trial's budget: its epochs, if each ends with a report.
         report_word: What a report is called.
-        rule: The stopping rule.
         rungs: The reports at which the rule compares trials.
         steps_per_epoch: The steps of a report; 0 for a custom loop.
         simulation: What all trials train together, by a simulation of the stopping rule.
         patience: After how many reports without a new best a trial ends; None: at its end.
-        trials_at_once: How many trials run at once.
         cpu: CPUs of each trial.
         gpu: GPUs of each trial.
-        epoch_seconds: From one report of a trial to the next: its steps, an evaluation and the
-            report; None if no step was measured.
+        epoch_seconds: From one report to the next: steps, evaluation, report; None: none was
+            measured.
         start_seconds: How long the start of a trial takes.
-        seconds: Of the whole sweep.
+        seconds: How long the whole sweep takes.
         stop_hours: The limit of `stop.hours`; None without one.
-        trial_memory_bytes: The memory of one trial; None if unknown.
-        trial_gpu_bytes: Its GPU memory, without the optimizer's state; None without a GPU.
-        machine_memory_bytes: The machine's memory; None on a cluster.
+        trial_gpu_bytes: Without the optimizer's state; None without a GPU.
+        machine_memory_bytes: None on a cluster.
         checkpoint_bytes: One checkpoint; None for a custom loop.
         checkpoints_kept: How many checkpoints a trial keeps at most.
         disk_bytes: The checkpoints of all trials.
         disk_free_bytes: What the disk has free; None if the checkpoints lie elsewhere.
-        measured_with: The searched values with which all this was measured, as far as they change
-            what a trial takes.
+        measured_with: The searched values of this measurement that change what a trial takes.
         ranks: What each rank of a trial holds; None where a trial is one process.
     """
 
@@ -360,10 +355,10 @@ def _listed(rungs: tuple[int, ...], word: str) -> str:
 class RankSizes:
     """The sizes of one rank of a trial.
 
-    With ranks that hold the whole model, each one has all weights, gradients and optimizer state,
-    and a copy of the gradients for the exchange. With `train.sharding: fsdp` each has its part of
-    the three; the block in use comes on top, gathered whole. Parameters are cut between rows, so
-    the parts of the first rank are the largest: `ceil(rows / workers)` rows of each.
+    Whole models: each rank has all weights, gradients and optimizer state, and a copy of the
+    gradients for the exchange. With `train.sharding: fsdp` each has its part of the three, and the
+    block in use on top, gathered whole. Parameters are cut between rows, so the first rank's parts
+    are the largest: `ceil(rows / workers)` rows of each.
 
     Attributes:
         workers: How many ranks a trial has; where that is searched, the most.

@@ -1,8 +1,7 @@
 """Load the task in a child process, check it, and return facts about it.
 
-The command line never imports torch: a child process loads the task, builds model and data once,
-computes the first batches, and prints JSON. Its memory is freed when it ends. What must not live
-here: checks that need no torch (`spec`, `resources`).
+The command line never imports torch: the child builds model and data once and computes the first
+batches. What must not live here: checks that need no torch (`spec`, `resources`).
 """
 
 from __future__ import annotations
@@ -128,8 +127,7 @@ class TaskInspector:
     """Runs a child process that builds all that a run builds and computes its first batches.
 
     With `gpu: auto` and trials that share GPUs, the child also takes two steps of the largest
-    known trial to measure its GPU memory. The child starts immediately; `facts` waits for its
-    answer, so that the caller can work meanwhile.
+    known trial to measure its GPU memory. It starts at once; the caller can work until `facts`.
     """
 
     def __init__(
@@ -202,8 +200,8 @@ class TaskInspector:
 def optimizer_variants(spec: SweepSpec) -> list[TrialConfig]:
     """Return trials with every optimizer, schedule and argument of these that the space names.
 
-    Of a range there are both ends. The other values are those of `example_params`; a trial whose
-    values are not valid together is left out.
+    Of a range both ends, the rest as in `example_params`; without those that are not valid
+    together.
     """
     found = []
     for key, distribution in spec.space.items():
@@ -254,11 +252,10 @@ def longest_warmup(spec: SweepSpec) -> TrialConfig:
 def largest_config(spec: SweepSpec) -> TrialConfig:
     """Return the trial of a sweep that needs most memory, as far as the spec shows.
 
-    The trial has the largest value of each searched number, or the smallest value if a larger one
-    is known to need less memory. This may be wrong where a larger number makes a model smaller, as
-    a stride does. Of searched names the first is used, because the spec does not show which name
-    stands for the largest model. Constraints are ignored. If the values are not valid together,
-    `example_params` are used.
+    A guess: each number takes its end that needs most, which is wrong where a larger number makes
+    a model smaller, as a stride does. Of names the first is used, because the spec does not show
+    which is the largest model. If they are not valid together, `example_params` are; constraints
+    do not count.
     """
 
     def heaviest(key: str, distribution: Distribution) -> Any:

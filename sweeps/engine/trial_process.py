@@ -25,10 +25,8 @@ class SweepRank(RankProcess):
 def group_of(
     bundle: Mapping[str, float], strategy: str, suggestion: Mapping[str, Any]
 ) -> tune.PlacementGroupFactory:
-    """Return the resources of a trial for Tune, which places them as one group.
-
-    It is here and not in the driver, because Tune has it with the class: workers import it.
-    """
+    """Return the resources of a trial for Tune, which places them as one group."""
+    # Here and not in the driver, because Tune has it with the class: workers import it.
     workers = suggestion["workers"]
     return tune.PlacementGroupFactory(
         [dict(bundle) for _ in range(workers)], strategy=strategy if workers > 1 else "PACK"

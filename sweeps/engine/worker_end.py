@@ -1,6 +1,6 @@
 """Find out how a worker's process ended: its exit code or signal, and its last output.
 
-What must not live here: what the end means for a trial (`driver`).
+What must not live here: what the end means for a trial (`run`).
 """
 
 from __future__ import annotations

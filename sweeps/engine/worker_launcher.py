@@ -3,10 +3,9 @@
     python worker_launcher.py default_worker.py ARGUMENTS...
     python worker_launcher.py -m MODULE ARGUMENTS...
 
-A raylet runs the first line instead of Ray's own `setup_worker.py`, and the driver the second for
-a module that needs torch. The program lives as long as the process that is forked for it, and ends
-as that does. If it is killed, the fork server kills that process. The imports here delay each
-start. What must not live here: code that only the server needs.
+A raylet runs the first instead of Ray's own `setup_worker.py`, the driver the second for a module
+that needs torch. It lives and ends as the fork does; if it is killed, the server kills the fork.
+What must not live here: code that only the server needs, as each import delays a start.
 """
 
 from __future__ import annotations

@@ -111,10 +111,7 @@ def is_of_search(attributes: Mapping[str, Any]) -> bool:
 
 
 def repeated_by(attributes: Mapping[str, Any]) -> int | None:
-    """Return the configuration that a trial trains with a further seed, by its user attributes.
-
-    None for a trial with another role.
-    """
+    """Return the configuration that a trial trains with a further seed; None for other roles."""
     role = attributes.get(ROLE, {})
     return int(role["origin"]) if role.get("role") == "repeat" else None
 

@@ -290,10 +290,7 @@ class LedgerReport(NamedTuple):
     """The metrics that a trial reports after an epoch.
 
     Attributes:
-        epoch: Epochs completed.
-        step: Optimizer steps taken.
         value: The (first) metric.
-        others: The sweep's other metrics.
         seconds: For how long workers have trained the trial; None: unknown.
     """
 
@@ -480,10 +477,7 @@ class Ledger(StudyRecord):
     def add(
         self, suggestion: Suggestion, *, exempt: bool = False, place: int | None = None
     ) -> TrialRecord:
-        """Create the next trial of the search, with its parameters, in one transaction.
-
-        With several seeds, it is the first seed of a configuration.
-        """
+        """Create the next trial of the search, which is the first seed of a configuration."""
         first = role_attributes("search", None, 0) if self.repeats is not None else {}
         known = {EXEMPT: exempt or None, PLACE: place, PRIORS: suggestion.priors}
         trial = optuna.trial.create_trial(
@@ -501,8 +495,7 @@ class Ledger(StudyRecord):
     ) -> TrialRecord:
         """Create a trial that trains the point of another trial.
 
-        Optuna never changes a trial that has ended: a pruned trial stays pruned. The new trial
-        has no notes of a sampler, because no sampler suggested it.
+        Optuna never changes a trial that has ended: a pruned trial stays pruned.
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.

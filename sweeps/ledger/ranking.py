@@ -1,8 +1,8 @@
 """What the value of a trial is, at its end and at a rung, and which trials are the best.
 
-This is the one definition for every view, for what samplers see, for the evidence of priors, and
-for what a warm start keeps of earlier sweeps. What must not live here: reading a ledger
-(`reader`), and the values that stopping rules compare (`stopping`).
+This is the one definition for every view, export and tag in MLflow, for what Optuna and samplers
+see, for the evidence of priors, and for what a warm start keeps of earlier sweeps. What must not
+live here: reading a ledger (`reader`), and the values that stopping rules compare (`stopping`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
 def best_reports(
     reports: Mapping[int, Sequence[float]], *, minimize: bool
 ) -> tuple[float, ...] | None:
-    """Return the values of the report with the best first value; of equal reports, the earliest.
-
-    A report with a value that is not finite is never the best.
-    """
+    """Return the finite report with the best first value; of equal ones, the earliest."""
     finite = filter(is_finite, map(reports.__getitem__, sorted(reports)))
     best = (min if minimize else max)(finite, key=operator.itemgetter(0), default=None)
     return None if best is None else tuple(best)
@@ -38,11 +35,7 @@ def best_reports(
 def value_of(
     reports: Mapping[int, Sequence[float]], *, minimize: bool, select: Select
 ) -> tuple[float, ...] | None:
-    """Return what the values of a trial are, by its reports; None if it has none.
-
-    This is the one definition for every view, for the checkpoint that is exported, and for what
-    Optuna receives when a trial is complete.
-    """
+    """Return what the values of a trial are, by its reports; None if it has none."""
     if select == "checkpoint":
         return best_reports(reports, minimize=minimize)
     last = tuple(reports[max(reports)]) if reports else ()
@@ -55,12 +48,7 @@ def is_finite(values: Sequence[float]) -> bool:
 
 
 def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
-    """Return the best trial or the Pareto front, sorted by the first metric.
-
-    Every view, every export and the tags in MLflow use this definition. With one metric, the best
-    trial is the first in `ranking`. With several metrics, the Pareto front holds the trials of
-    `ranking` that no other dominates.
-    """
+    """Return the best trial, or with several metrics the Pareto front, sorted by the first."""
     ranked = ranking(trials, minimize=minimizes[0])
     if len(minimizes) == 1:
         return ranked[:1]
@@ -84,10 +72,7 @@ def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) ->
 
 
 def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the trials that have a result, sorted by the first metric, the best first.
-
-    Of trials with equal values, complete trials come first.
-    """
+    """Return the trials that have a result, the best first, complete ones before their equals."""
     found = [t for t in trials if t.has_result and t.value is not None]
     sign = 1 if minimize else -1
     return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))

@@ -1,9 +1,8 @@
 """Every private part of Optuna that this project uses: names, tables, and overridden methods.
 
-`tables` has what is read by SQL, without importing Optuna; `writes` and `storage` have what is
-written; `samplers` has the samplers, and `tpe` one of them. Each part has a line that says why.
-`tests/contract/test_optuna_compat.py` and `test_optuna_tpe.py` assert each signature and meaning
-by name, so a release of Optuna that changes one fails there. A unit test makes sure that no other
-package uses such a part.
-What must not live here: public parts of Optuna, and what is done with these.
+`tables` has what is read by SQL, without importing Optuna; `storage` has what is written;
+`samplers` has the samplers, and `tpe` one of them. Each part has a line that says why.
+`tests/contract/test_optuna_compat.py` and `test_optuna_tpe.py` assert each signature and meaning,
+so that a release which changes one fails there; a unit test keeps such parts out of other
+packages. What must not live here: public parts of Optuna, and what is done with these.
 """

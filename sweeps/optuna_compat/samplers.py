@@ -48,8 +48,7 @@ def in_generations(trials: Sequence[FrozenTrial], sampler: BaseSampler) -> list[
 def set_trial_attribute(study: optuna.Study, trial: FrozenTrial, key: str, value: Any) -> None:
     """Store a system attribute of a trial, as Optuna's own samplers do.
 
-    `Trial.set_system_attr` is deprecated, and a sampler receives a `FrozenTrial`, which has no
-    such method.
+    `Trial.set_system_attr` is deprecated, and a `FrozenTrial` has no such method.
     """
     study._storage.set_trial_system_attr(trial._trial_id, key, value)
 
@@ -76,10 +75,7 @@ def set_kernel_fits(sampler: GPSampler, fits: Sequence[KernelFit]) -> None:
 
 
 class AllowingGPSampler(GPSampler):
-    """Suggest the best of those points that may be suggested, by Optuna's acquisition function.
-
-    Optuna returns the best point of the whole space, which mostly is where no trial can be.
-    """
+    """Suggest the best of the allowed points: Optuna's is mostly where no trial can be."""
 
     allows: Callable[[Mapping[str, Any]], bool] | None = None
     """Returns whether a point with some of its values may be suggested; None: all of them."""
@@ -112,8 +108,7 @@ class AllowingGPSampler(GPSampler):
 class IndexedQMCSampler(QMCSampler):
     """A sampler that suggests the point of its sequence at `index`, from 0.
 
-    Optuna counts indices in the study. A driver that dies between counting and storing a trial
-    would skip an index.
+    Optuna counts in the study: a driver that dies before it stores the trial would skip an index.
     """
 
     index: int

@@ -135,16 +135,14 @@ def _judged(
 
 
 def _is_decided(trial: TrialState) -> bool:
-    """Return whether a driver is known to have decided on the last report of a trial.
-
-    Whoever has trained past its report was told to continue, and so was a trial that the ledger
-    has as promoted. It has a report of an exempt trial with the decision on it, or has neither.
-    """
+    """Return whether a driver is known to have decided on the last report of a trial."""
     record = trial.record
+    # A trial that was promoted, or trained past its report, was told to continue.
     if record.promoted_at is not None and record.promoted_at == max(_compared(trial)):
         return True
     if trial.trained_past_report or not record.exempt:
         return trial.trained_past_report
+    # Of an exempt trial the ledger has the report with the decision on it, or neither.
     is_known = not trial.curve or trial.curve[-1].epoch in record.reports
     return is_known or record.would_stop_at is not None
 

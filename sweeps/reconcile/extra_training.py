@@ -1,11 +1,9 @@
 """What a driver trains besides the search: trials that train the point of another trial.
 
-There is one mechanism. A command asks for an `ExtraTraining`: pruned trials to finish, failed ones
-to run again, leaders to train under other seeds. After the checks it is a `PlannedExtra`, which
-the driver stores in the ledger before it runs trials. Where later trials depend on the results of
-earlier ones, the ledger keeps the request as a `TrialSeries`, and a `SeriesAdder` adds its trials
-while the sweep runs. A trial's role in the ledger says what it counts for; see
-`ledger.attributes`. What must not live here: which trials are taken (the subclasses).
+A command asks for an `ExtraTraining`, which the checks make a `PlannedExtra`; the driver stores
+that in the ledger before it runs trials. Where later trials depend on earlier results, the ledger
+keeps a `TrialSeries`, and a `SeriesAdder` adds its trials while the sweep runs. What a role counts
+for says `ledger.attributes`. What must not live here: which trials are taken (the subclasses).
 """
 
 from __future__ import annotations
@@ -149,14 +147,11 @@ class TrialSeries(Protocol):
 
 
 def read_series(stored: Mapping[str, Any] | None) -> TrialSeries | None:
-    """Return the series that a ledger stores; None without one.
-
-    What belongs to one series alone stands above the driver and above those who read a sweep.
-    They know it by its role.
-    """
+    """Return the series that a ledger stores; None without one."""
     if stored is None:
         return None
     request = dict(stored)
+    # It may import what stands above the driver, which knows it only by its role.
     module = import_module(SERIES_MODULES[request.pop("role")])
     series: TrialSeries = module.read_series(request)
     return series

@@ -59,10 +59,8 @@ def remedy(kind: str | None) -> str:
 
 
 def is_fixable(reason: str | None) -> bool:
-    """Return whether a failed trial may succeed with the same parameters, once a cause is removed.
-
-    A retry is offered only for these. Of the others, the parameters are the probable cause.
-    """
+    """Return whether a failed trial may succeed with its parameters, once a cause is removed."""
+    # A retry is offered only then; otherwise the parameters are the probable cause.
     return reason is not None and kind_of(reason) not in PARAMETER_FAILURES
 
 
@@ -71,14 +69,12 @@ class Failure:
     """How one trial failed.
 
     Attributes:
-        kind: The kind of error in `trainable.errors`; `error`: the task's code raised it; `lost`:
-            the process died.
+        kind: That of `trainable.errors`, `error` if the task's code raised, `lost` if the process
+            died.
         reason: The failure in one line, for people.
-        traceback: The traceback of the exception.
         place: File and line of the exception; empty when none was raised.
         errno: The error number of a storage that rejected a call; None: there is none.
         system: The operating system's message for it.
-        host: The host on which the trial ran.
     """
 
     kind: str
@@ -167,11 +163,9 @@ class RepeatedFailureDetector:
 
 
 class CrashCounter:
-    """Count how often in a row the process of a trial crashed without progress.
+    """Count how often in a row the process of a trial crashed without a new checkpoint.
 
-    A trial that commits a checkpoint between two crashes may crash any number of times, because
-    each attempt makes progress. The first `UNCOUNTED_CRASHES` crashes without progress never
-    count, whatever the user allows.
+    The first `UNCOUNTED_CRASHES` of these never count, whatever the user allows.
     """
 
     def __init__(self, max_retries: int) -> None:

@@ -1,11 +1,9 @@
 """Train a pruned trial to its end, by a new trial that continues from its checkpoints.
 
-Optuna never changes a trial that has ended, and the sampler learned that it was pruned. So
-`sweep resume NAME --finish K` adds a trial with the parameters and the seed of trial K, and copies
-K's curve and checkpoints into the new trial's directory. From then on it is an unfinished trial
-like any other, but exempt from early stopping. First the ledger stores the new trial, then its
-directory appears at once, by a rename. If the driver dies in between, the next driver makes the
-directory. What must not live here: training, and what such a trial means for the search
+Optuna never changes an ended trial, and the sampler learned that it was pruned. So the new one has
+its parameters, its seed, and copies of its curve and checkpoints; it is exempt from early
+stopping. The ledger stores the trial first, then its directory appears by a rename, if need be by
+the next driver. What must not live here: training, and what such a trial means
 (`ledger.trials.of_search`).
 """
 
@@ -161,10 +159,8 @@ def _make_directory(paths: SweepPaths, spec: SweepSpec, number: int, pruned: int
 
 
 def _left_out(trial: Path, directory: str, names: list[str]) -> set[str]:
-    """Return the names in a directory of a pruned trial that the new trial does not get.
-
-    Everything else is copied, because a custom loop may keep files of its own there.
-    """
+    """Return the names in a directory of a pruned trial that the new trial does not get."""
+    # The rest is copied, because a custom loop may keep files of its own there.
     found = {name for name in names if not _is_plain(Path(directory, name))}
     found |= set(fnmatch.filter(names, RANK_LOGS))
     return found | _NOT_COPIED if Path(directory) == trial else found

@@ -1,9 +1,8 @@
 """Compare the states of ledger, store, tracking and lock, and return the necessary corrections.
 
-A trial's store is its metrics file and its checkpoints. `reconcile` is a pure function, and the
-only one that decides what is wrong. `run`, `resume` and `extend` first apply all corrections.
-`sync` applies the corrections to tracking, and `doctor` shows them. What must not live here:
-reading the states (`collect_state`) and applying the corrections (`repairs`).
+A trial's store is its metrics file and its checkpoints. `reconcile` is pure, and alone decides
+what is wrong: a driver first applies all corrections, `sync` those to tracking, `doctor` shows
+them. What must not live here: reading states (`collect_state`), applying corrections (`repairs`).
 """
 
 from __future__ import annotations
@@ -105,10 +104,7 @@ class MissingReport:
 
 @dataclass(frozen=True)
 class MissingParams:
-    """A trial that never started lacks parameters.
-
-    The user has changed the space since.
-    """
+    """A trial that never started lacks parameters, as the user has changed the space since."""
 
     number: int
 
@@ -233,11 +229,10 @@ Correction = (
 
 
 def reconcile(state: SweepState) -> list[Correction]:
-    """Return the corrections in the order in which they must be applied.
+    """Return the corrections in the order in which they must be applied; none removes a record.
 
     The ledger is authoritative for which trials exist and how they ended, the store for what they
-    trained. So corrections complete the ledger from the store, and tracking from both. They never
-    remove a record.
+    trained: corrections complete the ledger from the store, and tracking from both.
     """
     numbers = [trial.record.number for trial in state.trials]
     if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
@@ -253,26 +248,22 @@ def reconcile(state: SweepState) -> list[Correction]:
 def tracking_gaps(
     state: SweepState,
 ) -> Iterator[MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun]:
-    """Yield the corrections to tracking alone, for a process that does not run the sweep.
-
-    If the ledger lacks a trial's end, its run is INTERRUPTED until a resume records the end.
-    """
+    """Yield the corrections to tracking alone, for a process that does not run the sweep."""
     for trial in state.trials:
         for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, state):
             if isinstance(wrong, MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun):
                 yield wrong
             elif isinstance(wrong, UnrecordedEnd) and trial.tracked_status in (None, "RUNNING"):
+                # INTERRUPTED until a resume records the end in the ledger
                 yield OrphanedRun(wrong.number, _last_ms(trial))
 
 
 def end_of_training(
     reports: Mapping[int, float], metric: str, select: Select, patience: Patience | None = None
 ) -> tuple[Ending, str | None]:
-    """Return how a trial that made its last report ends, and why.
+    """Return how a trial that made its last report ends, and why; without a value it fails.
 
-    A trial without a value fails: it never had a finite one, or with `final` its last one is not
-    finite. It may reach its last epoch if the scheduler let it continue and the user then
-    shortened the budget.
+    The scheduler may have let it continue, if the user then shortened the budget.
     """
     last = max(reports)
     if any(map(math.isfinite, [reports[last]] if select == "final" else reports.values())):
@@ -284,11 +275,8 @@ def end_of_training(
 def end_of_stopped(
     reports: Mapping[int, float], metric: str, select: Select, reason: str | None
 ) -> tuple[Ending, str | None]:
-    """Return how a trial ends that is stopped, and why.
-
-    A rule makes a trial without a value fail, as `end_of_training` does. Whoever requests the end
-    of a trial decides nothing about its values.
-    """
+    """Return how a trial ends that is stopped, and why."""
+    # A request decides nothing about values; a rule fails a trial without one.
     if reports and not is_by_request(reason):
         ending, failure = end_of_training(reports, metric, select)
         if ending == "failed":

@@ -156,12 +156,9 @@ def close_store(files: RunFiles) -> None:
 
 
 def close_stores(trials: Iterable[RunFiles]) -> None:
-    """Remove the writer directories of killed workers; none of these workers may be alive.
-
-    Errors are ignored: the worker that resumes a trial removes the directory, and the caller
-    already reports a more serious error.
-    """
+    """Remove the writer directories of killed workers; none of these workers may be alive."""
     for trial in trials:
+        # A resumed worker removes it, too, and the caller reports a graver error.
         with contextlib.suppress(OSError, WriterReplaced, StorageError):
             close_store(trial)
 

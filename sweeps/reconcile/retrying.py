@@ -1,11 +1,9 @@
 """Run failed trials again, as new attempts with their own numbers and parameters.
 
-`sweep retry` reopens a failed trial: one transaction of the ledger makes it unfinished, deletes
-the reports after the checkpoint from which it continues, and stores what else is to be done. Then
-the driver removes what belongs to the failed attempt alone: figures, with `--fresh` all files, and
-the run in the tracking store, if that has points of steps that are trained again. If it dies in
-between, the next driver does that again. So a kill leaves the failed trial, or the reopened one.
-From then on it is an unfinished trial like any other. What must not live here: training, and the
+`sweep retry` reopens them in one transaction of the ledger, which makes them unfinished, deletes
+reports after the checkpoint from which they continue, and stores what else is to be done: removing
+figures, with `--fresh` all files, and a run with points of steps that are trained again. If the
+driver dies there, the next one does that again. What must not live here: training, and the
 transaction (`ledger`).
 """
 
@@ -125,10 +123,7 @@ class Retry:
 
 
 def trials_to_retry(sweep: SweepTrials, request: RetryRequest) -> list[int]:
-    """Return which trials are to be reopened.
-
-    Trials that were reopened already and have not ended are not among them: they continue.
-    """
+    """Return which trials are to be reopened; those that are reopened already just continue."""
     paths, spec, trials = sweep.paths, sweep.spec, sweep.trials
     wanted = sorted(set(request.trials)) or [t.number for t in trials if t.state == "failed"]
     for number in wanted:
@@ -296,10 +291,7 @@ def _changes(
 
 
 def _has_later_points(delivered: DeliveryStatus, number: int, directory: Path, step: int) -> bool:
-    """Return whether tracking has points of a trial that belong to later steps than `step`.
-
-    If the outbox does not know what tracking has, it may have some.
-    """
+    """Return whether tracking has, or may have, points of a trial at later steps than `step`."""
     if delivered.damage is not None:
         return True
     marks = delivered.marks.get(number)

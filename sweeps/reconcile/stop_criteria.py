@@ -1,8 +1,8 @@
 """The criteria that stop a whole sweep early: a target value, a plateau, a time limit.
 
-The spec and the ledger alone decide whether a criterion is met. The driver, a resume and another
-terminal therefore agree, and a changed spec lets the sweep continue. What must not live here:
-stopping anything (`run.tune_loop`), and the grace time after a signal (`engine.signals`).
+By the spec and the ledger alone, so that driver, resume and another terminal agree, and a changed
+spec continues. What must not live here: stopping anything (`run.tune_loop`), and the grace time
+after a signal (`engine.signals`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Find what a tracking store lacks of a sweep: runs, statuses, parameters, tags, points, files.
 
-A store that was restored from an older copy, emptied or edited by hand raises no error. So this
-module compares its contents. It only reads, and keeps one trial's curve in memory at a time. What
-must not live here: reading a store (`tracking.tracker`), and sending what it lacks
-(`run.sync`).
+A store that was restored from an older copy, emptied or edited by hand raises no error. One
+trial's curve at a time is in memory. What must not live here: reading a store
+(`tracking.tracker`), and sending what it lacks (`run.sync`).
 """
 
 from __future__ import annotations
@@ -169,11 +168,7 @@ def check_runs(
     runs: Sequence[StoredRun],
     sweep_status: str | None,
 ) -> list[MissingData]:
-    """Compare which runs exist, and their statuses.
-
-    If a trial has not ended, or has entries in the outbox, only the existence of its run is
-    compared.
-    """
+    """Compare which runs exist, and the statuses of ended trials without entries in the outbox."""
     known = dict(delivered.run_ids)
     if delivered.sweep_run_id is not None:
         known[SWEEP] = delivered.sweep_run_id
@@ -205,12 +200,10 @@ def lost_runs(
     sweep_id: str,
     environment: Mapping[str, str],
 ) -> list[MissingData]:
-    """Compare as `check_runs` does, in a process that must not import a tracking client.
-
-    If the store never received anything, nothing is missing.
-    """
+    """Compare as `check_runs` does, in a process that must not import a tracking client."""
     delivered = read_outbox(paths.outbox)
     if delivered.sweep_run_id is None and not delivered.run_ids:
+        # the store never received anything
         return []
     tracker = find_tracker(paths, spec)
     runs = tracker.read_runs(spec.name, delivered.experiment_id, sweep_id, environment)

@@ -1,7 +1,7 @@
 """Descriptions of runs, in Markdown: what a trial reached, with which parameters, why it ended.
 
-The tracking store's pages show the tag `mlflow.note.content` as the description of a run. What
-must not live here: when a description is written, and other tags (`tags`).
+MLflow's pages show the tag `mlflow.note.content` as a run's description. What must not live here:
+when a description is written, and other tags (`tags`).
 """
 
 from __future__ import annotations

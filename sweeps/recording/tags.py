@@ -42,10 +42,7 @@ def outcome(trial: TrialSummary) -> str:
 
 
 def run_status(trial: TrialSummary) -> Status:
-    """Return the status of an ended trial's run.
-
-    A pruned trial ended as planned. KILLED is for what a person stopped, FAILED for failures.
-    """
+    """Return the status of an ended trial's run: a pruned one ended as planned."""
     if trial.state == "failed":
         return "FAILED"
     return "KILLED" if trial.reason == BY_THE_USER else "FINISHED"
@@ -98,11 +95,9 @@ def retried_tags(record: TrialSummary) -> dict[str, str]:
 
 
 def origin_tags(role: Role, origin: int | None) -> dict[str, str]:
-    """Return why a trial exists that the search did not suggest; empty for other trials.
-
-    The run of a trial that repeats a configuration is shown below that of its first seed.
-    """
+    """Return why a trial exists that the search did not suggest; empty for other trials."""
     if role == "repeat":
+        # the tracking store shows its run below that of its first seed
         return {TAG_REPEATS: str(origin)}
     return {f"gradsweep.{ORIGIN_COLUMNS[role]}": str(origin)} if role in ORIGIN_COLUMNS else {}
 
@@ -154,14 +149,12 @@ def leaders_views(spec: SweepSpec, sweep_id: str) -> dict[str, str]:
 def front_tags(
     front: Sequence[TrialRecord], records: Sequence[TrialRecord]
 ) -> dict[int | None, dict[str, str]]:
-    """Return tags, by trial and for the sweep's own run (None), that name the Pareto front.
-
-    Trials that are dominated by now get `pareto=false`.
-    """
+    """Return tags, by trial and for the sweep's own run (None), that name the Pareto front."""
     numbers = [record.number for record in front]
     ended = [record.number for record in records if record.has_result]
     return {
         None: {"pareto_front": ", ".join(map(str, sorted(numbers)))},
+        # those that are dominated by now, too
         **{number: {"pareto": str(number in numbers).lower()} for number in ended},
     }
 
@@ -192,14 +185,11 @@ def _density(every: int) -> str:
 
 
 def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the provenance tags of a sweep, for all drivers that it had.
-
-    The tags of the first driver keep their names. Where a later driver differs, its tag has the
-    driver's number: `gradsweep.command.2`.
-    """
+    """Return the provenance tags of a sweep, for all drivers that it had."""
     first = attempts[0] if attempts else {}
     tags = dict(first)
     for number, later in enumerate(attempts[1:], start=2):
+        # where a later driver differs: `gradsweep.command.2`
         tags |= {f"{k}.{number}": v for k, v in later.items() if first.get(k) != v}
     return tags
 
@@ -207,8 +197,7 @@ def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
     """Record the value of a configuration, its standard error and from how many seeds it is.
 
-    Tags have the state so far. The metrics are recorded once all seeds are complete, at the step
-    of the first seed's last report.
+    Metrics follow once all seeds are complete, at the step of the first seed's last report.
     """
     seeds = first.over_seeds
     if seeds is None:
@@ -235,10 +224,10 @@ _SPARSE = "grad_norm/"
 
 
 def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
-    """Yield the rows of a curve that the tracking server receives.
+    """Yield the rows that the tracking server receives of a curve.
 
-    Rows of the first step, of each epoch's end and of every `every`-th step are complete. Other
-    rows keep only the layers' gradient norms.
+    The first step, each epoch's end and every `every`-th step are complete; others keep
+    only the layers' gradient norms.
     """
     rows = list(_merge_steps(rows))
     last = rows[-1] if rows and ended else None

@@ -24,9 +24,7 @@ from trainable.store.regular_files import LARGEST_TEXT, read_regular
 
 
 def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:
-    """Return a trial's resolved configuration as plain data, with the parameters of its best
-    value. If the trial has no readable configuration, the spec's is used.
-    """
+    """Return a trial's configuration with its best parameters; the spec's if it is unreadable."""
     try:
         found = read_config(paths.trial(record.number) / TRIAL_CONFIG).model_dump(mode="json")
     except (OSError, ValueError):

@@ -177,10 +177,8 @@ def _at_its_best(
 
 
 def _with_whole_ranges(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials with one range for each parameter, if a resume changed only its ends.
-
-    Importance needs trials of one distribution.
-    """
+    """Return the trials with one range for each parameter, if a resume changed only its ends."""
+    # Importance needs trials of one distribution.
     ranges: dict[str, list[Any]] = {}
     for trial in trials:
         for key, one in trial.distributions.items():

@@ -1,8 +1,8 @@
 """The figures of a sweep's report, each with a sentence that explains it.
 
-The first ones show values over parameters: each compares trials at one epoch
-(`SweepData.compared`), over the whole searched range. The others show how trials ran and ended,
-and what they logged. What must not live here: summary and tables (`report`).
+Those over parameters compare trials at one epoch (`SweepData.compared`), over the whole range; the
+others show how trials ran and what they logged. What must not live here: summary and tables
+(`report`).
 """
 
 from __future__ import annotations
@@ -205,10 +205,8 @@ class _Axis(NamedTuple):
 
 
 def parallel(sweep: SweepData) -> go.Figure:
-    """Draw each trial as a line from its value to its parameters.
-
-    Optuna's figure is not used: its axes end at the lowest and highest value of a trial.
-    """
+    """Draw each trial as a line from its value to its parameters."""
+    # Optuna's own figure has axes that end at the lowest and highest value of a trial.
     _require_trials(sweep, 2)
     study, names = _sampled_study(sweep), _axes(sweep)
     values = {t.number: t.value for t in study.trials if t.value is not None}

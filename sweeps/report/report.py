@@ -240,11 +240,8 @@ def _failures(sweep: SweepData) -> PageSection:
 
 
 def _hide_matplotlib() -> None:
-    """Prevent the import of Matplotlib.
-
-    Optuna's figures for Plotly import those for Matplotlib if it is installed, which takes a tenth
-    of the program's time.
-    """
+    """Prevent the import of Matplotlib."""
+    # Optuna's figures for Plotly import it if they can: a tenth of the program's time.
     sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]  # typeshed knows no None
 
 

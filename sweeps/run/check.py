@@ -120,10 +120,8 @@ def check_sweep(
 
 
 def not_checked(spec: SweepSpec) -> list[str]:
-    """Return the keys that only a run checks: a check has no root and connects to nothing.
-
-    And it builds and trains the task in one process.
-    """
+    """Return the keys that only a run checks."""
+    # A check has no root, connects to nothing, and trains the task in one process.
     outside = {
         WORKERS: max(spec.searched_workers or (spec.resources.workers,)) > 1,
         "search.warm_start": spec.search.warm_start,

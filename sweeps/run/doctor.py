@@ -1,7 +1,7 @@
-"""Check what would make a sweep fail on this machine, with remedies.
+"""Check what would make a sweep fail on this machine, with remedies; each check has a time limit.
 
-Every check has a time limit and imports neither torch, Ray nor MLflow. The doctor changes nothing
-but the processes and files of dead drivers, which it removes. What must not live here: printing.
+Without torch, Ray and MLflow. Nothing changes but what dead drivers left, which is removed. What
+must not live here: printing.
 """
 
 from __future__ import annotations
@@ -104,11 +104,8 @@ def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
 
 
 def clean_up(root: Path) -> list[Finding]:
-    """End the processes of dead drivers on this machine, and remove their files.
-
-    Processes of drivers without a temporary directory are found only for sweeps below `root`.
-    Other users' Ray processes are not touched.
-    """
+    """End the processes of dead drivers on this machine, and remove their files."""
+    # Processes of drivers without a temporary directory are found only below `root`.
     known = [
         holder.token
         for paths in list_sweeps(root)
@@ -147,10 +144,7 @@ def check_sweeps(root: Path) -> list[Finding]:
 
 
 def check_stores(root: Path) -> list[Finding]:
-    """Find damaged databases of the sweeps below `root`, and runs that tracking stores have lost.
-
-    Tracking servers are left to `sweep sync`, because they need MLflow.
-    """
+    """Find damaged databases below `root`, and runs that tracking stores have lost."""
     from sweeps.reconcile.store_check import Missing, lost_runs  # loads Optuna
 
     found = []
@@ -161,6 +155,7 @@ def check_stores(root: Path) -> list[Finding]:
                 if file != paths.ledger:
                     remedy = f"recreate it with: {paths.command('sync', '--verify')}"
                 found.append(Finding("fail", paths.name, f"{file} is damaged ({damage})", remedy))
+        # `sweep sync` compares tracking servers, because they need MLflow.
         if not is_database(tracking_place(spec.tracking.uri, root)[0]):
             continue
         with contextlib.suppress(ValueError, OSError, LedgerError):  # `check_sweeps` reports it

@@ -1,8 +1,7 @@
 """Run a sweep: `run`, `resume` and adding trials are the same operation.
 
-`run_sweep` acquires the lock, opens the sweep, reconciles it with what an earlier driver left,
-starts the engine, runs the trials and finalizes the sweep. What must not live here: Ray Tune's
-loop over trials (`tune_loop`), and what is published at the end (`finalize`).
+What must not live here: Ray Tune's loop over trials (`tune_loop`), opening and repairing a sweep
+(`session`), and what is published at the end (`finalize`).
 """
 
 from __future__ import annotations

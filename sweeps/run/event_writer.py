@@ -1,10 +1,9 @@
 """Write the events of trials to the ledger, the recorder and the progress display.
 
-The ledger is written first, because it is authoritative. If the driver dies before it writes to
-the recorder, a resume sends the missing records. So no record ever has to be retracted. The lock
-is checked before each write to the ledger, because another driver may have acquired it while this
-driver was suspended. The recorder checks the lock itself. What must not live here: what an event
-means (`tune_callbacks`).
+The ledger comes first, because it is authoritative: a resume sends what the recorder then lacks,
+and no record ever has to be retracted. Each write checks the lock, which another driver may have
+acquired while this one was suspended. What must not live here: what an event means
+(`tune_callbacks`).
 """
 
 from __future__ import annotations
@@ -123,11 +122,9 @@ class EventWriter:
         self._recorder.start(number, start.params, tags)
 
     def record_first_start(self, number: int, params: Mapping[str, Any]) -> None:
-        """Count the first attempt at a trial whose run is open.
-
-        The trial's configuration is synced to disk first, so that every counted attempt has one.
-        """
+        """Count the first attempt at a trial whose run is open."""
         self._fence()
+        # Every counted attempt has its configuration on disk.
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
@@ -136,10 +133,7 @@ class EventWriter:
     def record_restart(
         self, number: int, params: Mapping[str, Any], start: RunStart, step: int
     ) -> None:
-        """Count an attempt, reopen the trial's run, and backfill undelivered reports.
-
-        A lost worker may have stored reports that it could not send to the driver.
-        """
+        """Count an attempt, reopen the trial's run, and backfill undelivered reports."""
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
@@ -152,6 +146,7 @@ class EventWriter:
         if not is_first:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
+            # A lost worker may have stored reports that it could not send to the driver.
             backfill(unreported(known), self._ledger, self._recorder)
         self._observer.started(number, params, attempt, record.role, record.origin, step)
 

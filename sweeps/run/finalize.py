@@ -1,7 +1,7 @@
 """Finalize an attempt at a sweep: record its outcome, publish the best trial, deliver records.
 
-Figures and the report are drawn later, by `sweep sync`, `sweep ui` and `sweep report`. What must
-not live here: how weights are exported (`report`).
+`sweep sync`, `sweep ui` and `sweep report` draw figures and report later. What must not live here:
+how weights are exported (`artifacts.export`).
 """
 
 from __future__ import annotations
@@ -142,11 +142,7 @@ def _failure(
 def _deliver(
     delivery: BackgroundDelivery, interruption: Interruption, say: Callable[[str], None]
 ) -> int:
-    """Wait until the tracking server has all records, or the time limit is reached.
-
-    After an interruption, the wait ends before the grace period does. The next resume delivers
-    the remaining records.
-    """
+    """Wait until the tracking server has all records, or the time limit is reached."""
     say("delivering to the tracking store")
     started = time.monotonic()
     deadline = started + MAX_DELIVERY_SECONDS
@@ -155,6 +151,7 @@ def _deliver(
     ):
         say(f"delivering {waiting} records to the tracking store")
         now = time.monotonic()
+        # End before the grace period does; the next resume delivers the rest.
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)

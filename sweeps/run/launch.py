@@ -110,7 +110,7 @@ def read_again(
 ) -> tuple[SweepSpec, Document]:
     """Return the spec with which a sweep resumes, after the checks that need no task.
 
-    The working directory becomes that of the sweep's code, if the present one does not have it.
+    Changes to the directory of the sweep's code, if the present one does not have it.
     """
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides

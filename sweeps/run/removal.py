@@ -1,9 +1,8 @@
 """Remove a sweep: its directory, and what it keeps in an object store and MLflow.
 
-The directory is first renamed to `<root>/.removed/<sweep>`, where no command takes it for a sweep.
-What is elsewhere is removed next, and then `sweep.yaml`, which says where that was. So whatever
-interrupts a removal, the next one continues. Symbolic links are removed and never followed.
-What must not live here: printing and questions (`cli.rm`).
+The directory is first renamed to `<root>/.removed/<sweep>`, where no command finds it. What lies
+elsewhere goes before `sweep.yaml`, which says where that is: so the next removal continues an
+interrupted one. Links are never followed. What must not live here: printing, questions (`cli.rm`).
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ class Removal:
 
 
 def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
-    """Return what there is to remove of a sweep: first the rest of an interrupted removal.
-
-    Changes nothing.
-    """
+    """Return what there is to remove of a sweep: first the rest of an interrupted removal."""
     rest = paths.removed
     for directory in (rest.root, rest.directory, paths.directory):
         _check_no_link(directory)

@@ -1,7 +1,7 @@
 """Open a sweep's ledger and recorder, and reconcile what an earlier driver left unfinished.
 
 The caller holds the sweep's lock. What must not live here: deciding what to repair, the repairs
-themselves (`reconciliation`), and running the sweep (`run`).
+themselves (`reconcile`), and running the trials (`driver`).
 """
 
 from __future__ import annotations
@@ -284,11 +284,7 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
 
 
 def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
-    """Open or create a sweep's ledger, and write its spec file.
-
-    The ledger is created before the spec file. The spec file is the commit point: a sweep exists
-    once that file exists.
-    """
+    """Open or create a sweep's ledger, and write its spec file."""
     paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     planned = PlannedExtra()
     if prepared.new:
@@ -313,6 +309,7 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
     if not planned.stores_origin:
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for.
+    # The commit point: a sweep exists once this file does, so its ledger comes first.
     write_spec(paths.spec, spec, planned.note)
     revisions = read_revisions(paths.spec)
     ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)
@@ -323,11 +320,7 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
 
 
 def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> PlannedExtra:
-    """Check that a sweep can resume with a spec, and return what it trains besides the search.
-
-    After accepted changes it removes what trials have noted of their task as it was built, once
-    all checks have passed.
-    """
+    """Check that a sweep can resume with a spec, and return what it trains besides the search."""
     paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     extra = prepared.options.extra
     trials = ledger.trials()
@@ -364,10 +357,7 @@ def _check_workers(
     planned: PlannedExtra,
     most: int,
 ) -> None:
-    """Refuse to resume where a trial would wait for ever, because it has too many workers.
-
-    New trials of the search fit: the spec was checked.
-    """
+    """Refuse to resume where a trial would wait for ever, because it has too many workers."""
     issues = [
         does_not_fit(
             trial.number,
@@ -377,6 +367,7 @@ def _check_workers(
             + paths.command("stop", "--trial", str(trial.number)),
         )
         for trial in trials
+        # new trials of the search fit: the spec was checked
         if not trial.finished or trial.number in planned.trains
         if (workers := spec.workers_of(trial.params)) > most
     ]
@@ -385,13 +376,10 @@ def _check_workers(
 
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
-    """Whether a trial has reported, or resumes from a checkpoint.
-
-    Checkpoint stores are queried last and one by one, because an object store is slow and charges
-    for each request. Trials without attempts are included: a driver that died right after a
-    trial's start may not have counted the attempt.
-    """
+    """Whether a trial has reported, or resumes from a checkpoint."""
+    # Without regard to attempts: a driver that died right after a start may not have counted it.
     unfinished = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
+    # Stores come last and one by one: an object store is slow and charges for each request.
     return any(trial.reports for trial in trials) or any(
         trial_store(paths, spec, trial.number).generations() for trial in unfinished
     )

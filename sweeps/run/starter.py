@@ -98,10 +98,7 @@ _FILES = {"sweep.yaml": _SPEC, "my_task.py": _TASK}
 
 
 def write_starter(directory: Path) -> list[Path]:
-    """Write `sweep.yaml` and `my_task.py` into a directory, which is created if missing.
-
-    If an earlier call was killed between the two, the second one is written.
-    """
+    """Write `sweep.yaml` and `my_task.py` into a directory, which is created if missing."""
     files = {directory / name: text.encode() for name, text in _FILES.items()}
     existing = [path for path in files if os.path.lexists(path)]
     if len(existing) == len(files) or any(not _is_same(path, files[path]) for path in existing):
@@ -112,6 +109,7 @@ def write_starter(directory: Path) -> list[Path]:
     written: list[Path] = []
     with make_private(directory, "sweep init") as place:
         try:
+            # the second one alone, if an earlier call was killed between the two
             for path in files.keys() - existing:
                 create_regular(place / path.name, files[path])
                 written.append(path)

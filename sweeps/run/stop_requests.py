@@ -1,10 +1,9 @@
 """Stop a running sweep from another terminal or host, or end one trial for good.
 
-A request is an empty file below the sweep's `control/` whose name begins with the driver's token.
-Only the driver with that token reads it; a later driver ignores it. The driver creates the
-directory, and only the driver's user may enter it. A process that requests a stop waits until the
-driver has acted. What must not live here: how a driver acts on a request (`tune_loop`,
-`run.driver`).
+A request is an empty file in the sweep's `control/`, which only the driver's user may enter. Its
+name begins with the token of the driver that reads it; a later driver ignores it. The requesting
+process waits until the driver has acted. What must not live here: how a driver acts on a request
+(`tune_loop`, `run.driver`).
 """
 
 from __future__ import annotations
@@ -228,10 +227,7 @@ def stop(
 
 
 def end_trial(view: SweepView, number: int) -> StopResult:
-    """End a trial that no worker trains: in the ledger first, then in the outbox.
-
-    Reports that its last worker stored and could not deliver are added to the ledger.
-    """
+    """End a trial that no worker trains: in the ledger first, then in the outbox."""
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     lock = SweepLock(paths.lock)
@@ -242,6 +238,7 @@ def end_trial(view: SweepView, number: int) -> StopResult:
         ledger = Ledger.open(paths.ledger)
         record = ledger.trial(number)
         state = trial_state(paths, spec, record, read_outbox(paths.outbox))
+        # reports that its last worker stored and could not deliver
         for repair in unreported(state):
             if isinstance(repair, MissingReport):
                 ledger.report(number, **repair.report._asdict())

@@ -131,10 +131,7 @@ class StoreComparison:
 
 
 def has_lost_runs(view: SweepView, warn: Callable[[str], None]) -> bool:
-    """Whether the store has lost runs of a finished sweep, which a resume then sends again.
-
-    Warns if the store does not answer.
-    """
+    """Whether the store has lost runs of a finished sweep, which a resume then sends again."""
     find_tracker(view.paths, view.spec).probe(known=True)
     try:
         found = lost_runs(

@@ -1,7 +1,7 @@
 """Deliver queued records, draw missing figures, and compare the tracking store.
 
-Only for sweeps that no driver runs; a driver delivers by itself. What must not live here: the
-delivery (`tracking`), and the search for missing data (`reconcile.store_check`).
+Only for sweeps without a driver, which delivers by itself. What must not live here: the delivery
+(`tracking`), and the search for missing data (`reconcile.store_check`).
 """
 
 from __future__ import annotations
@@ -216,10 +216,7 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
 
 
 class _Resender(StoreComparison):
-    """Finds the records that the tracking store lacks and queues them again.
-
-    The caller holds the sweep's lock.
-    """
+    """Finds the records that the store lacks and queues them again; the caller holds the lock."""
 
     def send(self, missing: Iterable[MissingData]) -> None:
         """Queue missing records, and those that a killed driver could not send."""

@@ -1,9 +1,8 @@
 """Run the code of a sweep in this process, also from another directory than the last driver.
 
-Importing a task runs its code. So the recorded directory of the last driver counts only if this
-user's driver recorded it for these very files, and no other user could have placed code there.
-What must not live here: the import itself (`user_code.task_import`), and what is recorded
-(`stores`).
+Importing a task runs its code, so the last driver's directory counts only if this user's driver
+recorded it for these very files, and no other user could have placed code there. What must not
+live here: the import itself (`user_code.task_import`), and what is recorded (`stores`).
 """
 
 from __future__ import annotations

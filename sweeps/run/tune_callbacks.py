@@ -1,15 +1,11 @@
 """Callbacks of Ray Tune: decide what each event of a trial means, and queue its record.
 
-The callbacks decide in memory, and a thread writes. Tune requests a worker's next step only after
-the callback returns, so a synchronous write would make a GPU wait for the disk. Code that reads
-the ledger to decide something calls `flush` first.
-
-If the driver dies before a queued report is written, the trial's directory still has the report,
-and a resume copies it to the ledger. Three things are not stored there: the trial's configuration,
-the tags and parameters that only the worker knows, and the trial's changed attributes in the
-ledger. So a callback writes them before it returns. What must not live here: writing
-(`event_writer`), choosing parameters (`search`), and deciding when to stop
-(`stopping`).
+A thread writes, because Tune asks for a worker's next step only after the callback: a GPU would
+wait for the disk. Code that decides by the ledger calls `flush` first. A resume finds queued
+reports that a dead driver did not write in the trial's directory. Not so the trial's
+configuration, what only the worker knows, and changed attributes: a callback writes them before it
+returns. What must not live here: writing (`event_writer`), choosing parameters (`search`), and
+when to stop (`stopping`).
 """
 
 from __future__ import annotations
@@ -179,11 +175,8 @@ class TuneEventHandler(Callback):
         self.flush()
 
     def refuse(self, number: int, error: SpecError) -> None:
-        """Fail a trial whose parameter values make no valid configuration.
-
-        The failure does not count towards the repeated failures that end a sweep: the next
-        suggestion may be valid.
-        """
+        """Fail a trial whose parameter values make no valid configuration."""
+        # No repeated failure that ends a sweep: the next suggestion may be valid.
         self._end(number, partial(self._event_writer.refused, number, error))
         self.flush()
 
@@ -209,11 +202,7 @@ class TuneEventHandler(Callback):
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Write the trial's configuration before it trains, count the attempt and open its run.
-
-        Before the new worker trains, this call reads the reports that an earlier worker stored but
-        did not send.
-        """
+        """Write the trial's configuration before it trains, count the attempt and open its run."""
         del iteration, trials, info
         self._fence()
         number, params = trial.config["number"], trial.config["params"]
@@ -247,6 +236,7 @@ class TuneEventHandler(Callback):
             self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return
         step = newest.step if newest else 0
+        # Before the new worker trains, read what an earlier one stored but did not send.
         self._queue.put(partial(self._event_writer.record_restart, number, params, start, step))
         self.flush()
         state.marks = self._event_writer.trial_marks(number)
@@ -327,9 +317,8 @@ class TuneEventHandler(Callback):
     ) -> None:
         """Count a lost worker, for which Tune starts another one.
 
-        A trial whose workers are lost repeatedly without a new checkpoint has exhausted its
-        retries: it restarts once so that it sees its stop file. A worker that is lost with its
-        whole node, or before it began to train, does not count as a retry.
+        A worker that is lost with its whole node, or before it began to train, does not count as a
+        retry. A trial without retries restarts once more, so that it sees its stop file.
         """
         del iteration, trials, info
         self._fence()
@@ -392,10 +381,7 @@ class TuneEventHandler(Callback):
                     )
 
     def _restart_after_kill(self, number: int, state: _TrialState) -> None:
-        """Count a hang after this driver killed the worker; the trial restarts.
-
-        The next worker resumes training, or ends the trial because it finds a stop file.
-        """
+        """Count a hang after this driver killed the worker; the trial restarts."""
         hang = state.hang
         state.is_killed, state.hang = False, None
         if hang is None:
@@ -403,19 +389,18 @@ class TuneEventHandler(Callback):
         state.hangs += 1
         if state.hangs > self._spec.failures.max_retries:
             state.exhausted = Failure("hang", hang.reason, "")
+            # the next worker finds the stop file and ends the trial
             stop_requests.request_stop(self._paths, [number])
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Record the end of a trial whose lost worker Tune does not replace.
-
-        The trial has exhausted its retries, or no worker began to train it.
-        """
+        """Record the end of a trial whose lost worker Tune does not replace."""
         del iteration, trials, info
         self._fence()
         number = trial.config["number"]
         state = self._trials[number]
+        # It has exhausted its retries; otherwise no worker began to train it.
         if state.is_training or state.exhausted is not None:
             end = self._note_worker_end(trial)
             self._fail(number, state.exhausted or self._describe_loss(trial, end))
@@ -499,12 +484,10 @@ class TuneEventHandler(Callback):
 
 
 def accumulation_note(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
-    """Return the ledger note for a changed number of micro-batches; empty without a change.
-
-    The trial keeps the new number wherever it resumes.
-    """
+    """Return the ledger note for a changed number of micro-batches; empty without a change."""
     train = trial.config["config"]["train"] if "accumulation" in result else {}
     if train.get("accumulation") == result.get("accumulation"):
         return {}
+    # The trial keeps the new number wherever it resumes.
     train["accumulation"] = result["accumulation"]
     return {ACCUMULATION: int(result["accumulation"])}

@@ -36,10 +36,7 @@ def serve(
     open_browser: bool,
     doing: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
-    """Serve the MLflow UI until Ctrl-C, and open the page of a sweep or of all runs.
-
-    If the sweep records to a tracking server, its page there is opened and no server is started.
-    """
+    """Serve the MLflow UI until Ctrl-C, and open the page of a sweep or of all runs."""
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):
         page = page_of(uri, view)
@@ -75,10 +72,7 @@ def serve(
 
 @contextlib.contextmanager
 def _drawing(say: Callable[[str], None], view: SweepView | None) -> Iterator[None]:
-    """Run `sweep sync` in the background while the page is open, to draw missing figures.
-
-    It ends with the page; a later `sync` draws the remaining figures.
-    """
+    """Run `sweep sync` in the background while the page is open, to draw missing figures."""
     missing = _num_without_figures(view)
     if view is None or not missing:
         yield
@@ -99,20 +93,15 @@ def _drawing(say: Callable[[str], None], view: SweepView | None) -> Iterator[Non
 
 
 def _num_without_figures(view: SweepView | None) -> int:
-    """Return for how many trials `sweep sync` would draw figures.
-
-    It is 0 while the sweep runs, because the driver then holds the lock.
-    """
+    """Return for how many trials `sweep sync` would draw figures."""
+    # The driver of a running sweep holds the lock.
     if view is None or view.state == "running":
         return 0
     return len(trials_without_figures(view.paths, view.records))
 
 
 def page_of(base: str, view: SweepView | None) -> str:
-    """Return the address of the charts of a sweep's trials; without a sweep, of the server.
-
-    Until the view of the charts is delivered, it is the address of the table.
-    """
+    """Return the address of the charts of a sweep's trials; without a sweep, of the server."""
     if view is None or view.delivered.experiment_id is None:
         return base
     known = view.delivered.experiment_tags
@@ -120,6 +109,7 @@ def page_of(base: str, view: SweepView | None) -> str:
     experiment = view.delivered.experiment_id
     if (key := next((one.key for one in views if one.tag in known), None)) is not None:
         return charts_page(base, [experiment], key)
+    # The view of the charts is not delivered yet: the table.
     return runs_page(
         base,
         experiment,

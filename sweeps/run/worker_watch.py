@@ -1,9 +1,8 @@
 """Watch over workers: whether Ray starts them, whether they make progress, how long they train.
 
-The driver watches its workers: code in a worker that holds the GIL would also block a watching
-thread there. Time counts only while both processes can run, so a stopped worker or a suspended
-driver does not count as a hang. Workers on other hosts are not watched. What must not live here:
-whether the trial is retried (`tune_callbacks`).
+In the driver, because code in a worker that holds the GIL would block a watching thread, too. Time
+counts only while both processes can run, so a stopped worker or a suspended driver is no hang.
+Workers on other hosts are not watched. What must not live here: retries (`tune_callbacks`).
 """
 
 from __future__ import annotations
@@ -73,12 +72,7 @@ class _LastStamp:
 
 
 class ProgressWatch:
-    """Detects trials that make no progress.
-
-    The heartbeat of a trial of several ranks is that of the first one. It may wait for the others
-    besides, as long as ranks do before they give one up: so a lost rank is always known before the
-    trial counts as hanging.
-    """
+    """Detects trials that make no progress, by the heartbeat of their first rank."""
 
     def __init__(
         self,
@@ -149,6 +143,7 @@ class ProgressWatch:
     def _rank_wait(self, number: int, stamp: Stamp) -> float:
         if number not in self._with_ranks or not stamp.busy:
             return 0.0
+        # As long as ranks wait before they give one up: a lost rank is known before a hang.
         wait = rank_timeout(self._timeout)
         return max(wait, rank_waits.JOIN_SWEEP) if stamp.what == OPENING else wait
 

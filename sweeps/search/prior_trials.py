@@ -168,8 +168,6 @@ class Comparison:
 
     Attributes:
         rungs: The epochs at which trials of different lengths are compared, ascending.
-        minimizes: For each metric, whether less is better.
-        select: What the value of a trial is; see `SweepSpec.select`.
     """
 
     rungs: Sequence[int]
@@ -191,11 +189,7 @@ class Comparison:
         return (sum(shares) + 0.5) / (len(shares) + 1) if shares else None
 
     def _losses(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
-        """Return the losses at each rung that a trial has reached.
-
-        They are infinite where its values are not finite, and at all rungs if its parameters made
-        it fail.
-        """
+        """Return the losses at each rung reached; infinite ones where values are not finite."""
         found: list[tuple[float, ...]] = []
         for rung in self.rungs:
             values = values_at(trial, rung, minimize=self.minimizes[0], select=self.select)

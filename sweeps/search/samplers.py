@@ -134,10 +134,9 @@ class Samplers:
         return self._of(number, self._seed_of(number, attempt), tried)
 
     def of_priors(self, number: int, attempt: int) -> BaseSampler:
-        """Build the sampler of a trial that is drawn around priors.
+        """Build the sampler of the parameters without a prior, in a trial drawn around priors.
 
-        It suggests the parameters without a prior, with a seed that no other trial has. Of a
-        sequence of points it takes none.
+        Its seed is that of no other trial, and of a sequence of points it takes none.
         """
         place = 0 if self._sampler == "qmc" else number
         return self._of(place, self._seed_of("prior", number, attempt), frozenset())

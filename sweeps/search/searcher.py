@@ -1,10 +1,9 @@
 """The searcher through which Ray Tune gets the trials of the ledger.
 
-The searcher first returns the trials that an earlier driver left unfinished, with their numbers
-and parameters. Then it repeatedly returns a paused trial that can be promoted, or else a new one.
-It stores no state: `save` and `restore` are empty because the ledger has everything. What must not
-live here: events of a trial (`run.tune_callbacks`), stopping rules (`stopping`), and the
-parameters of a new trial (`suggest`).
+It first returns the trials that an earlier driver left unfinished, with their numbers and
+parameters, and then paused trials that can be promoted, or else new ones. `save` and `restore` are
+empty because the ledger has everything. What must not live here: events of a trial
+(`run.tune_callbacks`), stopping rules (`stopping`), and a new trial's parameters (`suggest`).
 """
 
 from __future__ import annotations
@@ -216,10 +215,7 @@ class LedgerSearcher(Searcher):
         return never_promoted(self._spec, self._standing())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return no state: Ray pickles the Tuner into a file that is never read.
-
-        The ledger and its locks cannot be pickled.
-        """
+        """Return no state: the ledger cannot be pickled, and Ray's file is never read."""
         return {}
 
     def save(self, checkpoint_path: str) -> None:
@@ -336,8 +332,7 @@ def replayed_scheduler(
 ) -> StopperScheduler:
     """Return a new scheduler that has seen all reports of the search.
 
-    A last report without its checkpoint is left out. The trial repeats the epoch and reports it
-    again, and the scheduler then decides.
+    A last report without its checkpoint is left out: the trial will report that epoch again.
     """
     scheduler = make_scheduler(spec)
     if not scheduler.compares:

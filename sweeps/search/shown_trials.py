@@ -450,7 +450,7 @@ def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[Frozen
     """Return the trials of the search, each with what all seeds of its configuration have shown.
 
     Such a trial has ended when the last of its seeds has, for the reason of the seed that decides
-    how it ended. Its values at rungs are those of its seeds (`trial_evidence`).
+    how it ended. Its values at rungs are those of its seeds (`values_at`).
     """
     seeds: dict[int, list[FrozenTrial]] = {
         trial.number: [trial] for trial in trials if is_of_search(trial.user_attrs)
@@ -516,10 +516,7 @@ def reports_of(trial: FrozenTrial) -> Mapping[int, Value]:
 def values_at(
     trial: FrozenTrial, rung: int, *, minimize: bool, select: Select
 ) -> tuple[float, ...] | None:
-    """Return the values of a trial by a rung; None if it has not reached it.
-
-    They are `NOT_FINITE` if none is finite, or if it failed because of its parameters.
-    """
+    """Return the values of a trial by a rung, or `NOT_FINITE`; None if it has not reached it."""
     if failed_by_parameters(trial):
         return NOT_FINITE
     if (seeds := trial.user_attrs.get(SEEDS)) is not None:

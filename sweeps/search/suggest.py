@@ -137,10 +137,7 @@ class Suggester:
         own: int | None,
         prior: PriorValues | None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a point of the sampler, and the trial attributes that the sampler set.
-
-        In a trial that is drawn around priors, the sampler decides the other parameters.
-        """
+        """Return a point of the sampler, and the trial attributes that the sampler set."""
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
         if prior is None:
@@ -189,10 +186,7 @@ class Suggester:
     def _may_suggest(
         self, known: Mapping[str, Any], shown: Sequence[FrozenTrial]
     ) -> Callable[[Mapping[str, Any]], bool]:
-        """Return whether the constraints may allow a point with some of its values.
-
-        If values are missing, those of some earlier trials are looked at.
-        """
+        """Return whether the constraints may allow a point with some of its values."""
         points = [one.params for one in shown if one.params]
         points = points[:: len(points) // _LOOKED_AT + 1]
         may_allow = self._space.may_allow(points)

@@ -1,9 +1,8 @@
 """All priors of a sweep: those beside the distributions, and the defaults of its optimizers.
 
-With `search: {priors: defaults}`, a parameter of the optimizer that is searched, and that has no
-prior of its own, gets as prior the value that it has when it is left out, with a wide width. What
-must not live here: the form of a prior (`priors`), and which trials take their points from priors
-(`sweeps.search.prior_trials`).
+With `search: {priors: defaults}`, a searched parameter of the optimizer without a prior of its own
+gets its default as prior, with a wide width. What must not live here: the form of a prior
+(`priors`), and which trials take their points from priors (`sweeps.search.prior_trials`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class AppliedPrior:
     """The prior of one parameter.
 
     Attributes:
-        key: The parameter.
         value: The value that is expected to be good, in the form of a configuration.
         width: How far good values may be from it; see `Prior`.
         default_of: The optimizer whose default it is; None if the user wrote it.

@@ -1,9 +1,8 @@
 """What `auto` takes: `search: {sampler: auto}` and `early_stopping: {scheduler: auto}`.
 
-A name takes the place of `auto` when a file is read, before all checks. So the stored spec names
-what was taken, and no resume chooses again. The two tables follow the measurements in
-docs/benchmarks.md. What must not live here: samplers, and what a rule does
-(`sweeps.stopping`).
+A name takes the place of `auto` when a file is read, before all checks, so that no resume of the
+stored spec chooses again. The two tables follow the measurements in docs/benchmarks.md. What must
+not live here: samplers, and what a rule does (`sweeps.stopping`).
 """
 
 from __future__ import annotations
@@ -55,13 +54,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """A name that `auto` took.
-
-    Attributes:
-        path: The key of the spec.
-        name: The sampler or the rule.
-        why: The rest of a sentence that begins with the name.
-    """
+    """A name that `auto` took; `why` is the rest of a sentence that begins with the name."""
 
     path: KeyPath
     name: str

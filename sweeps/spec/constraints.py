@@ -54,11 +54,7 @@ class Constraint:
     _tree: ast.Compare
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether values satisfy the constraint.
-
-        It holds if one of its keys has no value. It does not hold if it cannot be computed, as
-        with a division by zero.
-        """
+        """Return whether values satisfy it: yes if a key has none, no if it cannot be computed."""
         if not all(key in values for key in self.keys):
             return True
         tree = self._tree

@@ -34,8 +34,6 @@ class Document:
 
     Attributes:
         label: The file as the user named it.
-        data: Plain dicts, lists and scalars.
-        positions: The position of each key path.
         problems: The problems found so far, with the path of each.
         choices: What `auto` took.
     """
@@ -84,8 +82,7 @@ class Document:
     def put(self, path: KeyPath, other: Document) -> None:
         """Replace the value at `path` by the value of `other`, a document of one value.
 
-        Missing mappings on the path are created. If something else is on the path, nothing is
-        changed: that is reported as a problem of its own.
+        Nothing changes if anything but mappings is on the path: that is a problem of its own.
         """
         target: Any = self.data
         for part in path[:-1]:

@@ -3,9 +3,8 @@
     file:line:column: key.path: what is wrong (the value); the rule; what to write instead
 
 Here are "did you mean", the sentence about a sweep file of another tool, and the translation of
-pydantic's errors. What must not live here: the
-error classes (`sweeps.errors`), reading files (`yaml_reader`), and the rules of single fields
-(beside the fields).
+pydantic's errors. What must not live here: the error classes (`sweeps.errors`), reading files
+(`yaml_reader`), and the rules of single fields (beside the fields).
 """
 
 from __future__ import annotations

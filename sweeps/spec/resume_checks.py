@@ -1,5 +1,4 @@
-"""Refuse a resume that changes what is fixed once a sweep exists, or after which its trials could
-not be compared.
+"""Refuse a resume that changes what is fixed, or that makes a sweep's trials incomparable.
 
 Trials are comparable while the task's code, its data and certain keys of the spec stay the same.
 What must not live here: changes of the space (`sweeps.search.shown_trials` projects earlier trials

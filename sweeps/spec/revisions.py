@@ -88,10 +88,7 @@ def read_revisions(path: Path) -> list[SweepSpec]:
 
 
 def write_spec(path: Path, spec: SweepSpec, note: str = "") -> None:
-    """Append `spec` as the newest revision, atomically, also in a power loss.
-
-    If it is the newest revision already, the file stays as it is.
-    """
+    """Append `spec` as the newest revision if it is another, atomically, even in a power loss."""
     aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)  # left by a driver that died while writing
     before, what = b"", ""

@@ -1,5 +1,4 @@
-"""Checks of the space and the section `search` together: conditions, constraints, ranges, priors,
-points to try first, and the size of a grid.
+"""Checks of the space and `search`: conditions, constraints, ranges, priors, points, grid size.
 
 They work on plain data, so that they also run if another part of the spec is wrong. A study keeps
 each number as a float of 64 bits; without the checks of ranges, a trial would be trained with a
@@ -89,10 +88,7 @@ def sound_constraints(
 
 
 def num_points(data: Mapping[str, Any], most: int) -> int | None:
-    """Return how many points the space of a spec has; None if there is no end of them.
-
-    Also None if a part of the spec is wrong, which is reported elsewhere.
-    """
+    """Return how many points a space has; None if endless, or if a part of the spec is wrong."""
     raw = data.get("space")
     try:  # a `UserError` is a `ValueError`
         space = {key: parse_distribution(one) for key, one in dict(raw or {}).items()}

@@ -74,11 +74,7 @@ class SearchSpace:
     def point(
         self, value: Callable[[str, Distribution], Any], first: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Return the point with the values of the function `value`.
-
-        The function is called for each parameter that exists in the point, in the order of
-        `ordered`.
-        """
+        """Return the point in which `value`, in the order of `ordered`, chooses each parameter."""
         found: dict[str, Any] = {}
         for key, distribution in self.ordered(first):
             if distribution.exists(found):
@@ -159,8 +155,7 @@ class SearchSpace:
     def grid(self) -> Iterator[dict[str, Any]]:
         """Yield the allowed points in nested loops: the last parameter varies fastest.
 
-        Every distribution must have a finite number of values. At most the first million points,
-        allowed or not, are looked at.
+        Distributions must be finite; only the first million points, allowed or not, are looked at.
         """
         points = itertools.islice(self._nested(self.ordered(), {}), MOST_GRID_POINTS)
         return filter(self.allows, points)
@@ -228,10 +223,7 @@ def mutable(space: SearchSpace) -> list[str]:
 
 
 def searchable_fields() -> dict[str, FieldInfo]:
-    """Return the fields that may be searched, by dotted key.
-
-    Arguments of the task, the optimizer and the schedule may be searched, too.
-    """
+    """Return the fields that may be searched, by dotted key; arguments may be searched, too."""
     fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
     return fields | {WORKERS: leaves(ResourcesConfig)["workers"]}
 

@@ -6,10 +6,8 @@ A condition beside it means that the parameter exists only with certain values o
     {int: [1, 8], when: {task.kind: [conv, mixed]}}
     {int: [16, 256], step: 16}
 
-So may a prior (`priors`).
-
-What must not live here: the distributions themselves (`space`), and whether a condition names
-other parameters of the space (`search_checks`).
+A prior (`priors`) may stand beside it, too. What must not live here: the distributions (`space`),
+and whether a condition names other parameters of the space (`search_checks`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Read YAML 1.2 with the position of every value; overrides are YAML, too.
 
 A spec is plain data: no tags, no objects, no duplicate keys, and limits on size, depth and number
-of values. `ruamel.yaml` parses it; scalars follow the core schema of YAML 1.2 (`1e-4` is a number,
-`on` and `12:30:00` are text). Single values can be replaced in the text of a file, which keeps its
-comments. What must not live here: the meaning of the keys.
+of values. `ruamel.yaml` parses it, `yaml_scalars` its scalars. Single values can be replaced in
+the text of a file, which keeps its comments. What must not live here: the meaning of the keys.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ class NoiseFloor:
     """The standard deviation over seeds of one configuration, pooled over configurations.
 
     Attributes:
-        sd: The standard deviation.
-        freedom: Its degrees of freedom; a fraction, because seeds that all configurations share
-            are not new evidence for each of them.
+        freedom: The degrees of freedom of `sd`; a fraction, because seeds that all configurations
+            share are not new evidence for each of them.
         num_values: From how many values it was estimated.
         num_configurations: From how many configurations with two seeds or more.
     """

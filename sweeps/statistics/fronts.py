@@ -131,8 +131,7 @@ def _spread(front: bytes, num_coordinates: int, number: int) -> _Indices:
 def _evenly(count: int, num_coordinates: int) -> _Floats:
     """Return points that fill the unit cube more evenly than random ones do.
 
-    This is the sequence of Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences"
-    (2018).
+    Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences" (2018).
     """
     root = 2.0
     for _ in range(64):  # root ** (num_coordinates + 1) == root + 1

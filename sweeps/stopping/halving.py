@@ -66,11 +66,7 @@ def promotable(
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessiveHalving(PausingRule):
-    """Promote the best trials at each rung; at least one trial trains to the end.
-
-    Attributes:
-        reduction: One trial in this many is promoted.
-    """
+    """Promote one in `reduction` trials at each rung, the best; at least one trains to the end."""
 
     reduction: int
 

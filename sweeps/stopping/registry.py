@@ -36,19 +36,12 @@ WITHOUT_SECTION: type[StoppingRule] = NoStopping
 
 
 def rule_class(name: object) -> type[StoppingRule]:
-    """Return the rule with a name; the default rule if no rule has the name.
-
-    The schema of the spec rejects an unknown name. The checks across fields still run, so that the
-    user sees all problems at once.
-    """
+    """Return the rule with a name, or the default rule: the schema reports an unknown name."""
     return RULES.get(name, DEFAULT_RULE) if isinstance(name, str) else DEFAULT_RULE
 
 
 def parameters(rules: Iterable[type[StoppingRule]]) -> dict[str, FieldInfo]:
-    """Return the parameters of several rules, in order of first appearance.
-
-    Two rules may share a parameter, such as `grace_epochs`, when both inherit it.
-    """
+    """Return the parameters of several rules, which may share some, in order of appearance."""
     found: dict[str, FieldInfo] = {}
     for rule in rules:
         for key, info in rule.model_fields.items():

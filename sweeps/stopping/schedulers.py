@@ -158,8 +158,7 @@ class StopperScheduler(FIFOScheduler):
 class ByPlace:
     """Ask a rule that receives the place of a trial among those of the search as its number.
 
-    HyperBand chooses the bracket of a trial by its number. So it chooses the same ones whether or
-    not there are extra trials.
+    So HyperBand, which chooses by number, takes the same brackets with or without extra trials.
     """
 
     def __init__(self, rule: TrialStopper, places: Mapping[int, int]) -> None:
@@ -260,8 +259,7 @@ def stopped_trials(
 ) -> dict[int, str]:
     """Return the trials that the scheduler stops at their last report, and why.
 
-    Only the last report counts: after the earlier ones the trial continued, so the scheduler had
-    not stopped it there.
+    After the earlier reports the trial continued, so the scheduler had not stopped it there.
     """
     scheduler.join(origins)
     asked = undecided - origins.keys()

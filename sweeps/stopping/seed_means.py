@@ -18,10 +18,7 @@ Combine = Callable[[Sequence[float]], float]
 def over_seeds(
     reports: Reports, origins: Mapping[int, int], combine: Combine
 ) -> dict[int, dict[int, Value]]:
-    """Return the reports of each configuration: over its seeds that have reached them.
-
-    With several metrics, each of them has its own mean or median.
-    """
+    """Return the reports of each configuration: each metric over the seeds that reached them."""
     every: dict[int, dict[int, list[tuple[float, ...]]]] = {}
     for number, mine in reports.items():
         epochs = every.setdefault(origins.get(number, number), {})

@@ -43,8 +43,7 @@ class SimulatedSweep:
         length: From the first start to the last end, in epochs.
         complete: How many trials train to the end.
         trials: How many trials were simulated in each repeat.
-        repeats: How many repeats; 0: nothing stops a trial, so nothing was simulated but the
-            length.
+        repeats: 0 if nothing stops a trial, so that nothing was simulated but the length.
     """
 
     epochs: float

@@ -1,9 +1,8 @@
 """Train a sweep's leaders again under common seeds, until it is known which of them is the best.
 
-All leaders are trained under the first seed, then those that can still win under the next one. The
-request, which the ledger stores, and the trials alone decide, so that a resumed confirmation ends
-as an uninterrupted one. The result says who is probably the best, how far seeds spread, and what
-to take; each number says from how many seeds or runs it is. What must not live here: the
+All train under the first seed, those that can still win under the next. The request in the ledger
+and the trials alone decide, so that a resumed confirmation ends as an uninterrupted one. Each
+number of the result says from how many seeds or runs it is. What must not live here: the
 statistics (`statistics.race`), running the trials (`run`), and printing.
 """
 
@@ -340,11 +339,7 @@ class ConfirmRequest:
         return trial.role == _ROLE and trial.number >= self.counted_from
 
     def _runs(self, trials: Iterable[TrialSummary]) -> dict[tuple[int, int], TrialSummary]:
-        """Return the run of each leader under each seed, as far as there is one.
-
-        Runs of earlier requests count if they succeeded. What failed before this request is tried
-        again.
-        """
+        """Return the run of each leader under each seed, as far as there is one."""
         found: dict[tuple[int, int], TrialSummary] = {}
         for trial in trials:
             if not self._counts(trial):
@@ -353,6 +348,7 @@ class ConfirmRequest:
             assert trial.seed_index is not None
             succeeded = trial.state == "complete" and trial.value is not None
             key = trial.origin, trial.seed_index
+            # What failed before this request is tried again.
             if succeeded or (trial.number >= self.failures_from and key not in found):
                 found[key] = trial
         return found
@@ -734,10 +730,7 @@ def confirmed_trial(view: SweepView) -> TrialSummary:
 
 
 def leader_in_confirmation(view: SweepView, number: int) -> dict[str, Any] | None:
-    """Return what the last confirmation says of one trial, in a sentence and in numbers.
-
-    None if there was none, or if the trial was no leader.
-    """
+    """Return what the last confirmation says of one trial; None if that was no leader of one."""
     found = find_confirmation(view)
     mine = [one for one in found.leaders if one.number == number] if found else []
     if found is None or not mine:

@@ -1,9 +1,8 @@
 """Evaluate one trial's best checkpoint on test data, and record the values.
 
-The values are written beside the trial first, and then queued for the trial's run. A value on test
-data is unbiased only if nothing was chosen by it, and the result says where that is in doubt. What
-must not live here: the evaluation (`trainable.evaluate_test`), and the file with the results
-(`trainable.store.notes`).
+First beside the trial, then with its run. A value is unbiased only if nothing was chosen by it;
+the result says where that is in doubt. What must not live here: the evaluation
+(`trainable.evaluate_test`), and the file with the results (`trainable.store.notes`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class TrialTest:
     """The values of one trial on test data.
 
     Attributes:
-        record: The trial.
         results: All evaluations on test data, the newest last.
         is_new: Whether it was evaluated now; else the newest values were recorded before.
         cautions: What the values are worth, in sentences.
@@ -172,8 +170,7 @@ def _evaluate(
 def _changed_code(view: SweepView) -> Iterator[str]:
     """Yield which files of the task have changed since the sweep ran.
 
-    To add test data changes such a file. So this refuses nothing: model, training samples and
-    validation samples were compared with those of the trial.
+    Refuses nothing: adding test data changes one, and model and samples were compared already.
     """
     from trainable.user_code.fingerprint import changed_files
 

@@ -1,15 +1,9 @@
 """What the trials of a sweep say, in numbers: regions, effects, noise, and which of them compare.
 
-- Where a search space was bad, and where the best trials lie at the end of a range.
-- How much of a metric's ranking each searched parameter explains alone. By ranks, because the
-  values of a metric often span orders of magnitude, and one diverged trial would outweigh all
-  others; and without NumPy, whose import takes longer than `sweep status` may.
-- The values of configurations under several seeds, and by how much equal ones differ.
-- Trials compared up to one epoch that all of them reached, as a stopped trial has no final value:
-  all trials at an early epoch, or the survivors at a later one.
-
-What must not live here: sentences (`findings`, the cards of `audit`), changes of the space
-(`next_search`), importance by fANOVA (`report.report_figures`), and drawing.
+Effects are by ranks: values often span orders of magnitude, and one diverged trial would outweigh
+all others. And without NumPy, whose import takes longer than `sweep status` may. What must not
+live here: sentences (`findings`, the cards of `audit`), changes of the space (`next_search`),
+importance by fANOVA (`report.figures`), and drawing.
 """
 
 from __future__ import annotations
@@ -89,8 +83,7 @@ def bad_regions(
 ) -> list[BadRegion]:
     """Return the largest bad region of each parameter, the least likely by chance first.
 
-    Only regions that chance does not explain: it would show one anywhere in the space in fewer
-    than one of twenty sweeps.
+    Only those that chance would show anywhere in the space in fewer than one of twenty sweeps.
     """
     tested = [region for key in space for region in _candidates(key, space[key], params, bad)]
     found = []
@@ -251,10 +244,7 @@ _LEVEL = 0.05
 
 
 def seed_values(view: SweepView) -> Mapping[int, Mapping[int, float]]:
-    """Return the values under several seeds, by the search's trial and the common seed.
-
-    Of extra trials they are those that the last series compares.
-    """
+    """Return the values under several seeds, by the search's trial and the common seed."""
     found: dict[int, dict[int, float]] = {}
     # Extra trials and repeats have common seeds of their own: never the same.
     for record in view.records:
@@ -263,6 +253,7 @@ def seed_values(view: SweepView) -> Mapping[int, Mapping[int, float]]:
             continue
         if record.state == "complete":
             found.setdefault(record.search_number, {})[2 * record.seed_index] = value
+    # of extra trials, those that the last series compares
     if view.series_result is not None:
         for number, values in view.series_result.compared.items():
             again = {2 * index + 1: value for index, value in enumerate(values)}
@@ -308,12 +299,10 @@ class ComparableTrials:
 def compare_all(
     spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
 ) -> ComparableTrials:
-    """Select all trials, at the last epoch that every ended trial reached.
-
-    With early stopping that is the lowest rung at which a trial was stopped.
-    """
+    """Select all trials, at the last epoch that every ended trial reached."""
     finite = _finite_curves(states, curves)
     ended = [max(c) for n, c in finite.items() if states[n] in ("complete", "pruned")]
+    # with early stopping, the lowest rung at which a trial was stopped
     epoch = min(ended or [max(curve) for curve in finite.values()], default=0)
     values = _values_by(spec, finite, epoch)
     if not values:

@@ -1,8 +1,7 @@
 """State what a sweep found, in a few sentences, and how it continues.
 
-Each sentence is stated only if the numbers support it, and says from how many trials it is. What
-must not live here: printing, figures (`report`), and what is unhealthy
-(`trainable.watch.health`).
+Each is stated only if the numbers support it, and says from how many trials it is. What must not
+live here: printing, figures (`report`), and what is unhealthy (`trainable.watch.health`).
 """
 
 from __future__ import annotations
@@ -103,10 +102,8 @@ def status_with_findings(view: SweepView) -> dict[str, Any]:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each dotted key, or the key itself if that is ambiguous.
-
-    A `name` alone says too little, so the part before it is added.
-    """
+    """Return the last part of each dotted key, or the key itself if that is ambiguous."""
+    # A `name` alone says too little, so the part before it is added.
     shortened = {
         key: ".".join(key.split(".")[-2 if key.endswith(".name") else -1 :]) for key in keys
     }
@@ -415,10 +412,7 @@ def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:
 
 
 def health_sentences(records: Sequence[TrialSummary]) -> list[str]:
-    """Return the warnings that most trials had, each with one of these trials.
-
-    Warnings that differ only in their numbers are one.
-    """
+    """Return the warnings that most trials had; those that differ only in numbers are one."""
     alike: dict[str, list[tuple[int, str]]] = {}
     for record in records:
         for signal in record.signals or ():

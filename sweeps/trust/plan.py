@@ -1,7 +1,7 @@
 """Say what a sweep will take, what a number of hours buys, and write the spec of that.
 
-Nothing is created but the file that the user asks for. What must not live here: what a plan
-consists of (`engine.sweep_plan`), and the measurements (`run.check`).
+Nothing else is created. What must not live here: what a plan consists of (`engine.sweep_plan`),
+and the measurements (`run.check`).
 """
 
 from __future__ import annotations

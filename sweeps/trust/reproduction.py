@@ -1,9 +1,8 @@
 """Train a trial again in a directory of its own, and compare curve and states bit for bit.
 
-The new run has the trial's seeds, its threads and each configuration that it had, and ends where
-the trial's curve ends. Whenever it passes the step of a checkpoint that the trial has, the two
-states are compared. The sweep is only read. `sweep train --trial` uses the same configurations.
-What must not live here: the comparison of two states (`check.compare_states`), and printing.
+It has the trial's seeds, threads and configurations, and ends where the trial's curve ends; states
+are compared at the steps of the trial's checkpoints. The sweep is only read. What must not live
+here: the comparison of two states (`check.compare_states`), and printing.
 """
 
 from __future__ import annotations
@@ -417,12 +416,7 @@ class _StateWatch:
 
 
 class Stage(NamedTuple):
-    """A part of a trial with one configuration.
-
-    Attributes:
-        config: The configuration.
-        until: The step at which it ends; None: at the trial's end.
-    """
+    """A part of a trial with one configuration, until a step; None: until the trial's end."""
 
     config: TrialConfig
     until: int | None
@@ -440,10 +434,7 @@ def check_single(view: SweepView, record: TrialSummary) -> None:
 
 
 def last_config(view: SweepView, record: TrialSummary) -> TrialConfig:
-    """Return the configuration that a trial trained with last.
-
-    A trial that never started has none; then it is the one that it would start with.
-    """
+    """Return the configuration that a trial trained with last, or would start with."""
     try:
         config = read_config(view.paths.trial(record.number) / TRIAL_CONFIG)
     except FileNotFoundError:
@@ -480,8 +471,6 @@ class StateCheck:
     """The comparison with one checkpoint of the trial.
 
     Attributes:
-        checkpoint: The checkpoint's name.
-        step: Its step.
         num_tensors: The tensors that were compared.
         num_differing: The entries that differ, tensors or not.
         first: The first of them, the weights before all others; None: all are equal.
@@ -508,7 +497,6 @@ class Reproduction:
     """What a trial trained again has shown.
 
     Attributes:
-        trial: The trial's number.
         started_from: The step at which the new run began; 0: the beginning.
         end: The step to which the trial had trained.
         reached: The step that the new run has reached.
@@ -627,13 +615,7 @@ _COMPARED = {
 
 
 class MachineDifference(NamedTuple):
-    """Something that was another one in the sweep.
-
-    Attributes:
-        what: What it is, such as `torch`.
-        then: What it was; several, if it changed while the sweep ran.
-        now: What it is here.
-    """
+    """Something that was another one in the sweep; several, if it changed while that ran."""
 
     what: str
     then: str
@@ -646,10 +628,7 @@ class MachineDifference(NamedTuple):
 def machine_differences(
     attempts: Sequence[Mapping[str, str]], now: Mapping[str, str]
 ) -> Iterator[MachineDifference]:
-    """Yield what differs from the machines of a sweep's drivers.
-
-    What no driver recorded is not compared.
-    """
+    """Yield what differs from what the drivers of a sweep recorded of their machines."""
     for key, what in _COMPARED.items():
         then = {attempt[key] for attempt in attempts if key in attempt}
         if then and then != {now.get(key)}:

@@ -69,7 +69,6 @@ class Verification:
     """What the comparison of a sweep's records has found.
 
     Attributes:
-        contradictions: What is damaged or contradicts something else.
         checked: What was compared, in words.
         notes: What was not compared, and why, in sentences.
     """
@@ -353,14 +352,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrialChecks:
-    """The checks of one trial.
-
-    Attributes:
-        paths: The sweep's directory.
-        spec: The sweep's newest spec.
-        revisions: All its specs; the trial had the configuration of one of them.
-        record: The ledger's record of the trial.
-    """
+    """The checks of one trial, whose configuration was that of one of the spec's revisions."""
 
     paths: SweepPaths
     spec: SweepSpec
@@ -591,8 +583,7 @@ class Contradiction(NamedTuple):
     """Something that cannot be right.
 
     Attributes:
-        where: The part of the sweep: `sweep.yaml`, `ledger`, `trial 3`, `outbox` or
-            `tracking store`.
+        where: `sweep.yaml`, `ledger`, `trial 3`, `outbox` or `tracking store`.
         what: What is wrong, in words.
         remedy: What the user should do.
         file: The file that is damaged, or one of two that contradict each other; None: none alone.

@@ -72,14 +72,12 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
 
 
 def leaders(view: SweepView, top: int) -> list[TrialSummary]:
-    """Return a sweep's best trials: the Pareto front, others that have a result, then all others.
-
-    The values of trials that run are not final, and those of failed trials may not be sound.
-    """
+    """Return a sweep's best trials: the Pareto front, others with a result, then all others."""
     best = view.ledger.front()
     ranked = ranking(view.records, minimize=view.ledger.minimize)
     # A further seed is part of its configuration, which its first seed stands for.
     single = [r for r in view.records if r.role != "repeat" and r.value is not None]
+    # Values of running trials are not final, and those of failed ones may not be sound.
     others = [r for r in single if r not in ranked]
     others.sort(key=lambda record: _order(view, record))
     return [*best, *(r for r in ranked if r not in best), *others][:top]

@@ -1,6 +1,6 @@
 """Follow a running sweep: its trials, what they print, and how long it still takes.
 
-What must not live here: printing, the layout of a table (`cli`), and writing a trial's log
+What must not live here: printing, a table's layout (`cli`), and writing a trial's log
 (`trainable.processes.trial_log`).
 """
 
@@ -138,8 +138,7 @@ def in_order(rows: Sequence[TrialRow], best: TrialRow | None) -> list[TrialRow]:
 class SweepProgress:
     """The trials of a sweep, by the events of its driver.
 
-    It counts with each event, so that a line of progress costs the same however many trials there
-    are.
+    It counts with each event: a line of progress costs the same however many trials there are.
     """
 
     def __init__(
@@ -407,10 +406,7 @@ _POLL_SECONDS = 0.5
 
 
 def trial_output(view: SweepView, number: int, *, follow: bool) -> Iterator[str]:
-    """Yield what a trial printed: prints, warnings, and how its process ended.
-
-    The output of its further ranks follows that of its first.
-    """
+    """Yield what a trial printed, rank by rank: prints, warnings, how its process ended."""
     view.record(number)
 
     def is_open() -> bool:

@@ -1,7 +1,6 @@
-"""What is known of a sweep, read from its ledger, lock, outbox and checkpoints.
+"""What is known of a sweep, read from its ledger, lock, outbox and checkpoints while it runs, too.
 
-It can be read from another process while the sweep runs. What must not live here: printing, and
-anything that writes to a sweep.
+What must not live here: printing, and anything that writes to a sweep.
 """
 
 from __future__ import annotations
@@ -325,9 +324,8 @@ class SweepView:
     def select_weights(self, number: int | None) -> TrialSummary:
         """Return the trial whose weights are exported and tested; see `select_trial`.
 
-        With `repeats`, the best configuration has one checkpoint for each seed. The one whose
-        value is closest to the configuration's stands for it. A trial that `number` names stands
-        for itself.
+        With `repeats`, the seed whose value is closest to the configuration's stands for the best
+        one.
         """
         record = self.select_trial(number)
         return record if number is not None else self.weights_of(record)

@@ -124,10 +124,7 @@ def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def best_metrics(view: SweepView, number: int) -> dict[str, float]:
-    """Return all metrics of a trial's best report, and those on test data if it was tested.
-
-    A report that the trial's file does not have has none.
-    """
+    """Return all metrics of a trial's best report that its file has, and those on test data."""
     tested = latest_tested(view.paths.trial(number))
     return _reported(view, number) | ({} if tested is None else tested.metrics)
 

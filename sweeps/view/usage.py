@@ -1,9 +1,8 @@
 """What a sweep has taken: its time, against what was planned, and its space by kind of file.
 
-The time of a trial is what its workers trained it, all attempts together; the time on devices is
-this times the CPUs and GPUs of each attempt. Symbolic links are not followed. What must not live
-here: the plan of a sweep that has not begun (`engine.sweep_plan`), how much is left
-(`sweep_progress`), and removing files (`run.removal`).
+A trial's time is that of its workers, all attempts together; on devices, times the CPUs and GPUs
+of each attempt. Links are not followed. What must not live here: the plan (`engine.sweep_plan`),
+how much is left (`sweep_progress`), and removing files (`run.removal`).
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ class Usage:
         epochs: The reports that they made, without those that were taken over from another trial.
         seconds: For how long the sweep has run its trials.
         trial_seconds: For how long workers trained them.
-        cpu_seconds: CPU-seconds of these trials.
-        gpu_seconds: GPU-seconds; 0 on CPUs.
         stopped: How many trials early stopping or `patience` ended.
         saved_epochs: The reports that these did not make.
         saved_seconds: The time of these reports at the speed of each trial itself.
@@ -217,16 +214,14 @@ class DirectoryUsage(NamedTuple):
 
 
 def directory_usage(directory: Path) -> DirectoryUsage:
-    """Measure a sweep's directory; a file with several hard links counts once.
-
-    Files that disappear meanwhile are left out, because a sweep may be running.
-    """
+    """Measure a sweep's directory; a file with several hard links counts once."""
     sizes, links = dict.fromkeys(KINDS, 0), []
     seen: set[tuple[int, int]] = set()
     for entry in _entries(directory):
         if entry.is_symlink():
             links.append(Path(entry.path))
             continue
+        # A running sweep may remove it meanwhile.
         with contextlib.suppress(FileNotFoundError):
             found = entry.stat(follow_symlinks=False)
             if found.st_nlink > 1:
@@ -281,10 +276,7 @@ def total_usage(root: Path, warn: Callable[[str], None]) -> dict[str, Any]:
 
 
 def root_usage(root: Path) -> dict[str, int]:
-    """Return the bytes below a root that belong to no sweep.
-
-    `tracking` is the embedded tracking store, and `removed` the rest of interrupted removals.
-    """
+    """Return the bytes below a root of its tracking store, and of interrupted removals."""
     places = root.glob("mlflow.db*"), [artifact_root(root)]
     tracking = sum(tree_size(path) for group in places for path in group)
     return {"tracking": tracking, "removed": tree_size(root / REMOVED)}

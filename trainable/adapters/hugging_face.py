@@ -116,7 +116,6 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
     """Hand each evaluation of a trainer over as a report, and stop the trainer in between.
 
     Args:
-        num_reports: The reports of the run's budget.
         learning_rate: The learning rate with which the checkpoint was trained; None for a new
             run. If the trainer's differs, the schedule is scaled.
         rank: The process among those of the trial.
@@ -207,11 +206,9 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
         self._hand_over(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let each evaluation begin a new interval of the trainer's log.
-
-        A mean over an interval that contains a checkpoint would lack a part after a resume.
-        """
+        """Let each evaluation begin a new interval of the trainer's log."""
         self._hand_over(args, state, control)
+        # A mean over an interval that contains a checkpoint would lack a part after a resume.
         control.should_log |= control.should_evaluate or control.should_save
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

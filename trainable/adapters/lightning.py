@@ -280,17 +280,7 @@ class LightningTask(Task):
     def log_value(
         self, module: nn.Module, name: str, value: Any, options: Mapping[str, Any]
     ) -> None:
-        """Log what the module gives to `self.log`, as Lightning would.
-
-        Args:
-            module: The module.
-            name: The name.
-            value: A number, or a metric of torchmetrics.
-            options: The other arguments of `self.log`.
-
-        Raises:
-            TaskError: An option has no equivalent here.
-        """
+        """Log what the module gives to `self.log`, as Lightning would, or raise a `TaskError`."""
         at_end = self._at_epoch_end or self._validating
         on_epoch = options.get("on_epoch")
         on_epoch = at_end if on_epoch is None else bool(on_epoch)
@@ -360,10 +350,8 @@ class LightningTask(Task):
         }
 
     def _computed(self, module: Any) -> dict[str, Tensor]:
-        """Return the metrics of torchmetrics that were logged for an epoch, and reset them.
-
-        Each is computed over all processes, so each of these computes all of them, in one order.
-        """
+        """Return the metrics of torchmetrics that were logged for an epoch, and reset them."""
+        # Each is computed over all processes, so each of these computes all of them, in one order.
         logged: dict[str, str] = {}
         for own in ranks_here().gather_plain(dict(self._metrics)):
             logged |= own
@@ -374,11 +362,7 @@ class LightningTask(Task):
         return values
 
     def trainer_value(self, name: str) -> Any:
-        """Return an attribute of `self.trainer`.
-
-        Raises:
-            TaskError: The run has nothing like it.
-        """
+        """Return an attribute of `self.trainer`; a `TaskError` if the run has nothing like it."""
         values: dict[str, Any] = {
             "current_epoch": self.epoch,
             "global_step": self.step,

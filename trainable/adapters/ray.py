@@ -1,13 +1,10 @@
 """`TuneTrial`: a Tune class Trainable, whose trials train in processes of their own.
 
-The actor stays for the next trial, because a new one takes seconds. It trains nothing: each
-attempt is a fresh process (`forked_process.py`), which trains one report for each `step()`; with
-`reuse`, the process stays for the next trial, too. Ray persists no state of a trial. A run that
-fails *reports* its failure instead of raising it. So the actor can serve the next trial, and Ray
-retries only trials of lost workers.
-
-What must not live here: training (`trial_run.py`), recording, or any knowledge of ledgers and
-tracking.
+The actor stays for the next trial, because a new one takes seconds. Each attempt is a fresh
+process (`forked_process.py`), which with `reuse` trains the next trial, too. Ray persists no state
+of a trial. A run that fails *reports* its failure instead of raising it. So the actor can serve
+the next trial, and Ray retries only trials of lost workers. What must not live here: training
+(`trial_run.py`), recording, or any knowledge of ledgers and tracking.
 """
 
 from __future__ import annotations

@@ -20,11 +20,10 @@ _MEASURED_IN = "progress.metrics."
 
 
 class StateDifference(NamedTuple):
-    """An entry in which two states differ.
+    """An entry in which two states differ, how, and by how much.
 
     Attributes:
         entry: Its path, such as `optimizer.state.0.exp_avg`.
-        what: How it differs, in words.
         largest: The largest difference of two of its numbers; None where none can be told.
     """
 
@@ -36,10 +35,7 @@ class StateDifference(NamedTuple):
 def state_differences(
     first: Mapping[str, Any], second: Mapping[str, Any], *, ignored: Collection[str] = ()
 ) -> Iterator[StateDifference]:
-    """Yield the entries in which two states differ, the weights first.
-
-    Device synchronisation: a tensor on a device is copied to the host.
-    """
+    """Yield the entries in which two states differ, the weights first; synchronises devices."""
     rank = {name: index for index, name in enumerate(_ORDER)}
     names = sorted({*first, *second}, key=lambda name: (rank.get(name, len(rank)), name))
     left_out = {_MEASURED_IN + name for name in ignored}

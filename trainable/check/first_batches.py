@@ -1,9 +1,8 @@
 """Compute the first training batch and the first evaluation batch of a run, before it starts.
 
-The first optimizer of a process imports `torch._dynamo`, which takes 2 s. So these steps do all
-that a step does, except the optimizer's update, unless the task builds the optimizer. What must
-not live here: checks of a few samples (`task_checks.py`), and the GPU memory of a whole step
-(`memory_probe.py`).
+All but the optimizer's update, unless the task builds the optimizer: the first optimizer of a
+process imports `torch._dynamo`, which takes 2 s. What must not live here: checks of a few samples
+(`task_checks.py`), and the GPU memory of a whole step (`memory_probe.py`).
 """
 
 from __future__ import annotations
@@ -319,10 +318,7 @@ def _step_without_update(parts: Parts, config: TrainConfig) -> Step:
 
 
 def _process_bytes() -> int:
-    """Return the most memory that this process has had for itself alone.
-
-    On Linux without the files that it maps, such as torch's libraries, which processes share.
-    """
+    """Return the most memory that this process has had for itself alone."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         lines = _STATUS.read_text().splitlines()
@@ -330,6 +326,7 @@ def _process_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
     # not `ru_maxrss`, which counts the memory of the process that started this one
     sizes = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    # The files that it maps, such as torch's libraries, are shared by processes.
     peak, files, shared = (int(sizes[key][0]) for key in ("VmHWM", "RssFile", "RssShmem"))
     return (peak - files - shared) * 1024
 

@@ -2,14 +2,11 @@
 
     python -m trainable.check.inspect_task [--thorough] [--resumed] [--whole-steps] [--variants=2]
 
-
-The standard input has trial configurations of one task, one per line. The first is built, its
-first batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be
-trained, or if the second has too few steps for its schedule, or if the optimizer or schedule of
-one of the variants that follow cannot be used, the only line is
-`{"refused": "why", "key": "train.precision"}`. For one more, if there is one, a second line says
-how much GPU memory a step takes (`memory_probe.py`).
-What must not live here: training.
+Standard input has trial configurations of one task, one per line. The first is built, and a line
+`{"num_parameters": ...}` describes it. If it cannot be trained, or if the second has too few steps
+for its schedule, or if a following variant's optimizer or schedule cannot be used, the only line
+is `{"refused": "why", "key": "train.precision"}`. For one more, if there is one, a second line
+says how much GPU memory a step takes (`memory_probe.py`). What must not live here: training.
 """
 
 from __future__ import annotations

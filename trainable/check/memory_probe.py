@@ -85,15 +85,12 @@ def _evaluate(step: Step, source: Source) -> None:
 
 
 def _outside(device: torch.device) -> int:
-    """Return the bytes that this process takes of a CUDA device besides torch's allocator.
-
-    NVML reports each process. Without it, all memory outside this process' allocator is an upper
-    bound, limited to `CONTEXT_BYTES`.
-    """
+    """Return the bytes that this process takes of a CUDA device besides torch's allocator."""
     reserved = torch.cuda.memory_reserved(device)
     used = _used_by_this_process(device)
     if used is not None:
         return max(0, used - reserved)
+    # Without NVML, all memory outside this process' allocator is an upper bound.
     free, total = torch.cuda.mem_get_info(device)
     return min(max(0, total - free - reserved), CONTEXT_BYTES)
 

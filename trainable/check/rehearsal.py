@@ -76,7 +76,6 @@ class _Trained:
         refusal: Why the run could not be resumed: message, and key of the configuration.
         step: The step of its last save.
         optimizer_bytes: Bytes of the optimizer's state; None of a usual one, whose size is known.
-        builds_own: The task builds the optimizer.
         declared: The objects that say themselves what is saved of them.
         digests: Of each attribute of each object, what changes when it changes.
     """
@@ -97,9 +96,7 @@ class Rehearsal:
         problem: Why a run could not be resumed to the same bits; None if it can, or if the first
             windows could not be trained: then the first batches show why.
         caution: What differs from run to run; None if nothing does.
-        optimizer_bytes: Bytes of the optimizer's state; None if it is a usual one, or did not
-            step.
-        builds_own: The task builds the optimizer.
+        optimizer_bytes: Bytes of the optimizer's state; None if it is usual, or did not step.
     """
 
     problem: TrainingError | None = None

@@ -72,15 +72,11 @@ class GradientSums:
             bucket.missing = {id(p) for p in bucket.parameters}
 
     def send_early(self) -> None:
-        """Send each bucket but the last as soon as it is complete: this backward pass is the
-        step's last.
-        """
+        """Send each bucket but the last once complete: this is the step's last backward pass."""
         self._early = True
 
     def is_stale(self) -> bool:
-        """Return whether a gradient has changed after it was sent: a backward pass within the pass
-        has added to it, or a hook has written to it. `add_up_again` corrects that.
-        """
+        """Whether an inner backward pass or a hook has changed a gradient after it was sent."""
         return any(p.grad is not one or _version(one) != before for p, one, before in self._sent)
 
     def add_up(self, numbers: Sequence[float], flags: Sequence[bool]) -> list[float]:

@@ -40,10 +40,7 @@ def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
 
 
 def weight_norms(step: Step) -> list[str]:
-    """Return what `check_weights_alike` compares; nothing for one process.
-
-    Device synchronisation, with several ranks.
-    """
+    """Return what `check_weights_alike` compares (synchronises devices); nothing for one rank."""
     if step.ranks.size == 1:
         return []
     weights = _compared(step)
@@ -110,10 +107,7 @@ def order_of(plan: Plan, epoch: int, num_samples: int) -> list[Any]:
 
 
 def check_orders_alike(of_ranks: Sequence[list[Any]], epoch: int) -> None:
-    """Refuse a data set of another length on one rank, or a sampler that chooses other samples.
-
-    Each rank trains its part of what its own sampler has chosen.
-    """
+    """Refuse a data set of another length on one rank, or a sampler that chooses other samples."""
     (first_length, first_order), *_ = of_ranks
     for rank, (length, order) in enumerate(of_ranks):
         if length != first_length:

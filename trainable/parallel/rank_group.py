@@ -392,10 +392,7 @@ class _Joined:
 
 
 def ranks_here() -> Ranks:
-    """Return the ranks that run the present code of a task together, as torch says.
-
-    `ALONE` while the group is hidden (`hidden_group`), and in a trial of one process.
-    """
+    """Return the ranks that run the task's present code together; `ALONE` if they are hidden."""
     joined = _Joined.ranks
     return (joined() if joined is not None and sees_group() else None) or ALONE
 

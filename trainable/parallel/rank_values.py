@@ -52,9 +52,7 @@ def evaluate(
     take_logged: Callable[[], Sums],
     objects: Sequence[ObjectState | LeftOut] = (),
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the metrics of a split, and those that it logs; every rank must call it.
-
-    They are the same on all ranks.
+    """Return the metrics of a split, and those that it logs, alike on all ranks; all must call it.
 
     The default evaluation adds up the sums of all ranks. A task's own `evaluate()` runs on the
     first rank, and the others wait for it, and receive what it has changed.

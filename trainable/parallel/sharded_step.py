@@ -216,10 +216,7 @@ class ShardedStep(Step):
 
 
 class ShardedClipper(Clipper):
-    """Divide and clip gradients of which this rank has parts; see `Clipper`.
-
-    The norms are those of the whole gradients, and the same numbers on every rank.
-    """
+    """Divide and clip gradients of which this rank has parts, by norms of the whole gradients."""
 
     def __init__(self, config: ClipConfig, parameters: list[Tensor], ranks: Ranks) -> None:
         super().__init__(config)

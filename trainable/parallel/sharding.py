@@ -278,10 +278,7 @@ class Layout:
         return {**noted, SHARDS: parts}
 
     def put_together(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return what `taken_apart` returned as a whole state on the first rank.
-
-        Every rank calls this; the others return their own part.
-        """
+        """Return a state `taken_apart` as a whole on the first rank; every rank must call this."""
         shards = self._ranks.gather(state[SHARDS])
         return state if shards is None else joined(state, shards)
 

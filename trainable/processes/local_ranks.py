@@ -2,11 +2,10 @@
 
     python -m trainable.processes.local_ranks PARENT
 
-The child imports torch, says so, and reads one line: which function it calls as which rank. It
-answers with one line: what the function returned, or how it failed. Both lines are JSON. The
-kernel kills a child when its parent ends, and `close` kills it with its own child processes.
-What must not live here: what a rank does (`rank_run.py`), and how ranks talk to each other
-(`rank_group.py`).
+The child reads a line of JSON: which function it calls as which rank. It answers with one: what
+the function returned, or how it failed. The kernel kills a child when its parent ends, and `close`
+kills it with its own child processes. What must not live here: what a rank does (`rank_run.py`),
+and how ranks talk to each other (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ class ChildEnd:
     """How the process of a rank ended.
 
     Attributes:
-        rank: The rank's number.
         result: What its function returned; None if it failed.
-        error: Why it failed: a `RankLost` if its process ended, with the last lines that it
-            printed; None if it did not fail.
+        error: Why it failed; a `RankLost`, with its last printed lines, if its process ended.
         lost_another: Whether it failed because it had lost another rank.
     """
 

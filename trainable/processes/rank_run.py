@@ -36,7 +36,6 @@ class RankOrder:
 
     Attributes:
         config: A dumped `TrialConfig`.
-        directory: The trial's directory.
         searched: The keys whose values the search suggests.
         threads: The number of CPU threads.
         memory_share: The rank's share of its GPU; 1 where it has a whole GPU, or none.

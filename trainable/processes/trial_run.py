@@ -1,12 +1,8 @@
 """TrialRun: one attempt of a trial in a process of its own, around `Trainer.events()`.
 
-One `step()` trains up to the next report. The checkpoint store commits checkpoints. A run that
-fails *reports* its failure instead of raising it. `train` runs in a fresh fork
-(`fork_template.py`), in which no task has run before. The actor that started it sends `STEP` for
-each report.
-
-What must not live here: training, Ray (`adapters/ray.py`), or any knowledge of ledgers and
-tracking.
+`train` runs in a fresh fork (`fork_template.py`); for each `STEP` of the actor it trains up to the
+next report. A run that fails *reports* its failure instead of raising it. What must not live here:
+training, Ray (`adapters/ray.py`), or any knowledge of ledgers and tracking.
 """
 
 from __future__ import annotations
@@ -63,10 +59,7 @@ an object store."""
 
 
 def train(connection: Connection, config: dict[str, Any]) -> None:
-    """Train a trial until it ends, or the actor needs it no longer.
-
-    With `reuse`, train the next trial after it, whose configuration the actor sends.
-    """
+    """Train a trial until it ends or is needed no longer; with `reuse`, the next one after it."""
     name, failed = str(config["config"]["task"]["name"]), None
 
     def load() -> bool:
@@ -447,11 +440,9 @@ class TrialRun:
 
 @contextlib.contextmanager
 def _exit_when_late() -> Iterator[None]:
-    """End this process, with the stacks of its threads, if the block takes too long.
-
-    The actor would wait for it forever. A thread of Python could not run while another one
-    holds the interpreter lock; this one needs no lock.
-    """
+    """End this process, with the stacks of its threads, if the block takes too long."""
+    # The actor would wait for it forever. A thread of Python could not run while another one
+    # holds the interpreter lock; this one needs no lock.
     faulthandler.dump_traceback_later(_PATIENCE_SECONDS, exit=True, file=2)  # standard error
     try:
         yield

@@ -1,10 +1,9 @@
 """Files: the protocol of a checkpoint storage; the names, messages and errors of all storages.
 
-`CheckpointStore` uses `Files`. `local.LocalFiles` is a directory on a local or network file
-system, `objects.ObjectFiles` a prefix in an object store. Both guarantee, whenever a process is
-killed: a generation has a manifest only if it is complete, and a replaced writer changes nothing.
-What must not live here: a particular storage, what a manifest says (`manifest.py`), or when to
-save (`checkpoint.py`).
+Every storage guarantees, whenever a process is killed: a generation has a manifest only if it is
+complete, and a replaced writer changes nothing. What must not live here: a particular storage
+(`local.py`, `objects.py`), what a manifest says (`manifest.py`), or when to save
+(`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -146,10 +145,7 @@ class RunFiles(Files, Protocol):
 def reading(files: Files, what: str = "") -> Iterator[None]:
     """Raise `StorageError` for any error of the storage but a missing or irregular file.
 
-    Only these two errors say something about a generation.
-
-    Args:
-        what: The generation or file that is read; for the message.
+    Only these two say something about a generation. `what` names it in the message.
     """
     try:
         yield
@@ -163,11 +159,7 @@ def reading(files: Files, what: str = "") -> Iterator[None]:
 
 
 def remedy(problem: OSError, otherwise: str) -> str:
-    """Return the remedy for an error of the operating system.
-
-    Args:
-        otherwise: The remedy if the error does not come from a limit of this process.
-    """
+    """Return the remedy for an error: `otherwise`, unless a limit of this process caused it."""
     return _LIMITS.get(problem.errno or 0, otherwise)
 
 

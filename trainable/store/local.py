@@ -139,10 +139,7 @@ class LocalFiles:
             sync_directory(self._root)
 
     def link(self, generation: Path, name: str, files: Iterable[str]) -> None:
-        """Add a generation of another run as hard links, or as a copy if links are impossible.
-
-        It stays when the other run removes its own.
-        """
+        """Add another run's generation, as hard links or a copy; it outlives the original."""
         aside = self.writer_dir / f"{_NEW}{name}"
         with self.translate_fenced():
             aside.mkdir()

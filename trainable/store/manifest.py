@@ -120,11 +120,7 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(files: Files, name: str) -> Generation | str:
-    """Return the generation that a manifest describes, or a text: why the manifest is invalid.
-
-    Raises:
-        StorageError: The storage cannot be read.
-    """
+    """Return a manifest's generation, or why it is invalid; StorageError: it cannot be read."""
     address = files.address(name)
     path = f"{address}/{MANIFEST}"
     try:
@@ -163,10 +159,8 @@ def read_manifest(files: Files, name: str) -> Generation | str:
 def read_state(files: Files, generation: Generation) -> bytes | None:
     """Return the bytes of a generation's state; None if a file is missing or a digest differs.
 
-    Reads the shards of a sharded state, one after another, to verify their digests.
-
-    Raises:
-        StorageError: The storage cannot be read.
+    Reads the shards of a sharded state, one after another, to verify their digests. A storage that
+    cannot be read raises `StorageError`.
     """
     shards = [name for name in generation.contents if name != STATE]
     if any(read_verified(files, generation, name) is None for name in shards):
@@ -175,11 +169,7 @@ def read_state(files: Files, generation: Generation) -> bytes | None:
 
 
 def read_verified(files: Files, generation: Generation, file: str) -> bytes | None:
-    """Return the bytes of a state or shard; None if it is missing or its digest differs.
-
-    Raises:
-        StorageError: The storage cannot be read.
-    """
+    """Return a file's bytes; None: missing or another digest. StorageError: it cannot be read."""
     try:
         content = files.read(generation.name, file)
     except OSError:

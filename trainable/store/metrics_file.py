@@ -1,12 +1,10 @@
 """The metrics of one run on disk: `metrics.jsonl`, `resumed.json` and `logged.jsonl`.
 
-Each line of `metrics.jsonl` is the row of one step:
-`{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows are synced before the
-checkpoint of their step is committed; a resumed run removes the rows after its checkpoint. File
-and checkpoint therefore never disagree. `resumed.json` lists the steps from which an interrupted
-run resumed. `logged.jsonl` has the rows that the user's code logged under its own steps: `step` is
-the run's step at that time, `own_step` the user's. What must not live here: torch, or knowledge of
-which metrics exist.
+Rows are synced before the checkpoint of their step is committed, and a resumed run removes the
+rows after its checkpoint: file and checkpoint never disagree. A line of `metrics.jsonl` is
+`{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`; `logged.jsonl` has the rows
+of the user's code with its own steps, `own_step`. What must not live here: torch, or which metrics
+exist.
 """
 
 from __future__ import annotations
@@ -83,12 +81,7 @@ def read_rows(directory: Path) -> list[Row]:
 
 
 def read_row_at(directory: Path, step: int) -> Row | None:
-    """Return the row of one step; None if there is none. Other rows are not parsed.
-
-    Raises:
-        CurveDamaged: A line of that step is not a row.
-        OSError: The file cannot be read.
-    """
+    """Return the row of one step; None if there is none. Other rows are not parsed."""
     path = directory / FILE_NAME
     try:
         text = read_regular(path, LARGEST_CURVE)
@@ -107,13 +100,9 @@ def read_row_at(directory: Path, step: int) -> Row | None:
 
 
 def read_logged(directory: Path) -> list[tuple[int, Row]]:
-    """Read the rows that the user's code logged under its own steps, oldest first.
+    """Read the rows of the user's code, oldest first, each with the run's step at that time.
 
-    Returns:
-        For each row, the run's step at that time, and the row with its own step.
-
-    Raises:
-        CurveDamaged: A line is not a row.
+    Each row has the step that the user's code gave.
     """
     path = directory / LOGGED
     if not path.exists():
@@ -137,11 +126,7 @@ def logged_files(directory: Path) -> list[tuple[Path, str]]:
 
 
 def read_resumptions(directory: Path) -> list[int]:
-    """Read the steps from which the run in `directory` resumed after interruptions, ascending.
-
-    Raises:
-        CurveDamaged: The file is not a list of steps.
-    """
+    """Read the steps from which the run in `directory` resumed after interruptions, ascending."""
     path = directory / RESUMED
     try:
         steps: list[int] = json.loads(read_regular(path, LARGEST_TEXT))
@@ -158,22 +143,12 @@ def read_resumptions(directory: Path) -> list[int]:
 
 
 class History:
-    """Write a run's metrics, continuing after the step from which the run resumes.
+    """Write a run's metrics, continuing after `step`, from which the run resumes; -1 keeps no row.
 
-    The file is replaced by one without the rows after that step and without a torn last line. A
-    replaced writer that is still alive then appends to the old file, which has no name any more.
-
-    Args:
-        directory: The run's directory.
-        files: The run's files, opened for writing; they block a replaced writer.
-        step: The last step to keep; -1 keeps none. Step 0 has a row if fp16 skipped the whole
-            first epoch.
-        interrupted: Record this resumption for `read_resumptions`.
-
-    Raises:
-        WriterReplaced: Another process writes this run now.
-        StorageError: The file cannot be written.
-        CurveDamaged: A line to keep is not a row.
+    Step 0 has a row if fp16 skipped the whole first epoch. `interrupted` records this resumption.
+    The file is replaced by one without later rows or a torn last line. A replaced writer that is
+    still alive then appends to the old file, which has no name any more. Writing raises
+    `WriterReplaced` if another process writes this run now, else `StorageError`.
     """
 
     def __init__(
@@ -196,27 +171,13 @@ class History:
             self._logged_file: BinaryIO | None = None
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows and flush them, so that other processes can read them.
-
-        Raises:
-            WriterReplaced: The write failed, and another process writes this run now.
-            StorageError: The rows cannot be written.
-        """
+        """Append rows and flush them, so that other processes can read them."""
         with self._writing():
             self._file.write(b"".join(map(_format, rows)))
             self._file.flush()
 
     def append_logged(self, step: int, rows: Sequence[Row]) -> None:
-        """Append rows that the user's code logged under its own steps.
-
-        Args:
-            step: The run's step.
-            rows: Rows with the user's steps.
-
-        Raises:
-            WriterReplaced: The write failed, and another process writes this run now.
-            StorageError: The rows cannot be written.
-        """
+        """Append rows that the user's code logged under its own steps, at the run's `step`."""
         if not rows:
             return
         with self._writing():

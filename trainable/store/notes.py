@@ -1,8 +1,7 @@
 """Two notes in a run's directory: its results on test data, and its earlier configurations.
 
-Each line of `test.jsonl` is one evaluation of one checkpoint, the oldest first. A run has one
-configuration, unless it ran out of memory and resumed with smaller micro-batches, or the sweep was
-resumed with other keys. Each line of `earlier.jsonl` has an earlier configuration and the step
+A run has one configuration, unless it ran out of memory and resumed with smaller micro-batches, or
+the sweep was resumed with other keys. A line of `earlier.jsonl` has an earlier one and the step
 from which the next one applied: `{"until": 120, "config": {...}}`. What must not live here: torch,
 and the evaluation itself (`evaluate_test.py`).
 """
@@ -33,13 +32,9 @@ class RecordedTest(NamedTuple):
     Attributes:
         step: The step under which the metrics are recorded: the checkpoint's, or a later one if
             the run has been tested before.
-        timestamp_ms: When it was evaluated, in milliseconds since the Unix epoch.
+        timestamp_ms: In milliseconds since the Unix epoch.
         metrics: The values, by name: `test/loss`.
-        checkpoint_step: The optimizer step of the checkpoint.
-        epoch: The epoch of the checkpoint.
         sha256: The digest of the checkpoint.
-        num_samples: How many test samples there were.
-        device: Where it was evaluated.
         precision: The precision of the forward passes.
     """
 

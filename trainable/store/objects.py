@@ -1,9 +1,7 @@
 """Checkpoints in an object store, where writing the manifest commits a generation; files_of.
 
-`ObjectFiles` works on any fsspec file system. `connect` opens the S3-compatible store that the
-environment names, `probe` checks that it can be used, and `remove_objects` clears a prefix.
-`files_of` and `files_at` choose between it and local files. What must not live here: local files
-(`local.py`).
+`ObjectFiles` works on any fsspec file system; `files_of` and `files_at` choose between it and
+local files. What must not live here: local files (`local.py`).
 """
 
 from __future__ import annotations

@@ -172,10 +172,7 @@ def private_directory(
 
 @contextlib.contextmanager
 def opened_directory(directory: str | os.PathLike[str]) -> Iterator[tuple[Path, int]]:
-    """Open a directory in which no other user can replace a file of this user, and create it.
-
-    Directories such as /tmp are among them.
-    """
+    """Open or create a directory, also /tmp, where no other user can replace this user's files."""
     place, opened = _open(directory, create=True, sticky=True)
     try:
         yield place, opened
@@ -246,11 +243,8 @@ def _open(
 
 
 def is_ours(owner: int) -> bool:
-    """Return whether a file's owner is this user or root, who may access every file anyway.
-
-    With mapped user ids, root is the root of the container.
-    """
-    return owner in (os.geteuid(), 0)
+    """Return whether a file's owner is this user or root, who may access every file anyway."""
+    return owner in (os.geteuid(), 0)  # with mapped user ids, the root of the container
 
 
 def _check_directory(

@@ -1,9 +1,8 @@
 """Take a state with sharded tensors apart, and put it together again.
 
-`split` replaces each sharded tensor by a note, and returns this rank's parts of them: the parts of
-a rank are one file, and the rest is `state.pt`. `joined` puts the parts of all ranks together, for
-export and for another number of ranks. A tensor is cut along its first dimension, as FSDP2 does.
-What must not live here: torch.distributed (`sharding.py`), and files (`checkpoint.py`).
+A tensor is cut along its first dimension, as FSDP2 does. The parts of a rank are one file, and the
+rest is `state.pt`. What must not live here: torch.distributed (`sharding.py`), and files
+(`checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ the first or only at later starts."""
 def code_digests(task: str, *others: str) -> dict[str, str]:
     """Return the sha256 of each source file of a task, by path relative to the task's directory.
 
-    These are the file of its module and, for a user's task, all loaded modules in the directory of
-    its package (without a package: in the module's directory). Call it once the task has imported
-    everything that it needs.
+    For a user's task these are all loaded modules below that directory: call it once the task has
+    imported everything that it needs.
     """
     found = _digests(task)
     for name in others:

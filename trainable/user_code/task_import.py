@@ -1,9 +1,7 @@
 """Import a user's code by name, in each process with the same arguments, paths, hashes and errors.
 
-Each process that imports a task calls `prepare_process` (or `prepared`) first. These are the child
-of `sweep check`, the commands that train or evaluate by themselves, each Ray worker, and the child
-that registers a model.
-What must not live here: what a task is (`task.py`), and torch.
+Each process that imports a task calls `prepare_process` (or `prepared`) first. What must not live
+here: what a task is (`task.py`), and torch.
 """
 
 from __future__ import annotations
@@ -41,9 +39,7 @@ with the working directory, and Python runs a `sitecustomize.py` there."""
 
 @functools.cache
 def prepare_process() -> None:
-    """Set `sys.argv` and `sys.path` for importing a task.
-
-    This runs once in a process, because a task may change either during its import.
+    """Set `sys.argv` and `sys.path` for importing a task; once, because a task may change either.
 
     The working directory is the last entry of `sys.path`: its files can be imported, but never
     hide a module of Python or of an installed package.

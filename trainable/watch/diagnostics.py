@@ -149,17 +149,14 @@ class DeviceTime:
 
 
 def _layer(model: nn.Module, name: str | None) -> str:
-    """Return the path and the class of the module that has a parameter.
-
-    Positions in a list have as many digits as its last one, so that names sort as layers do.
-    """
+    """Return the path and the class of the module that has a parameter."""
     if name is None:
         return "outside the model"  # a task may train other parameters, such as those of a loss
     module, path = model, ""
     for part in name.split(".")[:-1]:
         is_list = isinstance(module, nn.Sequential | nn.ModuleList)
         width = len(str(len([*module.children()]) - 1)) if is_list else 0
-        path += f"{path and '.'}{part.zfill(width)}"
+        path += f"{path and '.'}{part.zfill(width)}"  # names sort as layers do
         module = module.get_submodule(part)
     return f"{path} {_own_class(module).__name__}".lstrip()
 

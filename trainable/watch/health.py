@@ -25,12 +25,7 @@ _MIN_SPIKES = 3
 
 
 class Signal(NamedTuple):
-    """A health warning.
-
-    Attributes:
-        name: A short, stable identifier, for tags and filters.
-        sentence: The observation and what to do.
-    """
+    """A health warning: a short, stable name (for tags and filters), and what to do about it."""
 
     name: str
     sentence: str
@@ -47,15 +42,12 @@ def loss_not_finite(losses: Sequence[float], what: str = "loss") -> Signal | Non
 
 
 def loss_spike(losses: Sequence[float]) -> Signal | None:
-    """Warn when the loss jumped: compare medians of the last 5 steps and the 50 before.
-
-    The jump is measured in median absolute deviations of these 50. A single bad batch does not
-    move a median; a diverging run does.
-    """
+    """Warn when the loss jumped: compare medians of the last 5 steps and the 50 before."""
     finite = [value for value in losses if math.isfinite(value)]
     if len(finite) < 55:
         return None
     before, latest = finite[-55:-5], finite[-5:]
+    # A single bad batch does not move a median; a diverging run does.
     middle, now = statistics.median(before), statistics.median(latest)
     scatter = statistics.median(abs(value - middle) for value in before)
     if now <= middle + 10 * scatter or now <= 1.5 * abs(middle):
@@ -165,11 +157,8 @@ def device_under_used(percentages: Sequence[float]) -> Signal | None:
 
 
 def memory_growing(sizes: Sequence[float], what: str = "memory") -> Signal | None:
-    """Warn when memory (MiB) grows in most samples and by a tenth in all.
-
-    The first quarter of the samples is left out: caches fill and kernels load.
-    """
-    settled = sizes[len(sizes) // 4 :]
+    """Warn when memory (MiB) grows in most samples and by a tenth in all."""
+    settled = sizes[len(sizes) // 4 :]  # in the first quarter caches fill and kernels load
     if len(settled) < 8:
         return None
     steps = [later - earlier for earlier, later in itertools.pairwise(settled)]
@@ -184,13 +173,11 @@ def memory_growing(sizes: Sequence[float], what: str = "memory") -> Signal | Non
 
 
 def throughput_dropping(rates: Sequence[float]) -> Signal | None:
-    """Warn when each of the last 3 epochs ran at less than 60 % of the run's median speed.
-
-    A single slow epoch, such as during another job on the machine, is ignored.
-    """
+    """Warn when each of the last 3 epochs ran at less than 60 % of the run's median speed."""
     positive = [rate for rate in rates if rate > 0]
     if len(positive) < 6:
         return None
+    # The best of three: a single epoch may be slow during another job on the machine.
     usual, latest = statistics.median(positive[:-3]), max(positive[-3:])
     if latest >= 0.6 * usual:
         return None

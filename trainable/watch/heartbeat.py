@@ -1,9 +1,7 @@
 """Heartbeat: a small file that says when a run last made progress, and what it does now.
 
-The training process calls `beat` whenever it makes progress; outside a worker this does nothing.
-Another process on the same host reads the file with `read`. A beat reads a clock; the file is
-written at most four times a second. What must not live here: what happens to a run that makes no
-progress.
+A beat reads a clock; the file is written at most four times a second. Outside a worker, `beat`
+does nothing. What must not live here: what happens to a run that makes no progress.
 """
 
 from __future__ import annotations
@@ -131,9 +129,7 @@ _current: Heartbeat | None = None
 
 
 def beat(what: str) -> None:
-    """Record progress of this process' run, and what it does next: `step`, `evaluation`, `save` or
-    `report`.
-    """
+    """Record progress of this process' run, and what comes: step, evaluation, save or report."""
     if _current is not None:
         _current.beat(what)
 

@@ -1,12 +1,8 @@
-"""The private parts of Ray that Gradsweep uses, and nothing else.
+"""The private parts of Ray that Gradsweep uses, each with a line that says why.
 
-`environment` has the variables that Ray reads, `ray_internals` Ray's own processes and errors,
-and `tune_internals` the controller and the trials of Ray Tune. Each private name and each patch
-has one line that says why. `tests/contract/test_ray_compat.py` asserts what each of them relies
-on, and `docs/internals/ray-compatibility.md` lists them.
-
-Two files outside this package also use private parts of Ray, because they must not import it:
-`worker_launcher`, which every worker runs before anything else, and
+`tests/contract/test_ray_compat.py` asserts what they rely on,
+`docs/internals/ray-compatibility.md` lists them. Two more files use private parts, because they
+must not import this package: `worker_launcher` (every worker runs it first) and
 `trainable.adapters.ray_ranks`. What must not live here: a decision about trials or sweeps.
 """
 

@@ -1,7 +1,7 @@
-"""The variables by which Ray and Tune are configured, and the names of Tune's loggers.
+"""The variables, documented or not, that configure Ray and Tune, and the names of Tune's loggers.
 
-Ray documents some of these variables and not others. What must not live here: an import of Ray,
-which reads a few of them when it is imported, and addresses and tokens of a cluster.
+What must not live here: an import of Ray, which reads a few of them when it is imported, and
+addresses and tokens of a cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Private parts of Ray itself: its start, its nodes, its log files and its errors.
 
-Ray is imported by the functions, because most commands never need it. What must not live here:
-Ray Tune (`tune_internals`), and when Ray starts or a cluster counts as lost (`local_ray`,
-`cluster`).
+Functions import Ray: most commands never need it. What must not live here: Ray Tune
+(`tune_internals`), when Ray starts or counts as lost (`local_ray`, `cluster`).
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ _DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
 
 
 class LostWorker(NamedTuple):
-    """What Ray says about the process of a lost actor.
-
-    Attributes:
-        pid: The process id.
-        detail: How Ray explains the end; empty when it does not.
-    """
+    """The process of a lost actor, and how Ray explains its end: empty when it does not."""
 
     pid: int
     detail: str
@@ -72,13 +66,11 @@ def job_without_sys_path() -> Any:
 def preserve_signal_handlers() -> Iterator[None]:
     """Keep this process' SIGTERM handler and standard output while Ray starts.
 
-    Ray's Python handler raises SystemExit at any point of the program, even where Python can only
-    print and drop the exception. The handler of Ray's C++ library calls the driver's handler, and
-    aborts the process three seconds later.
-
-    SIGHUP is blocked, and Ray's processes inherit the mask: like Ctrl-C, a closed terminal must
-    not end workers before trials have saved. Ray's thread that prints the raylet's messages about
-    lost workers is disabled, because a trial's reason describes them.
+    Ray's Python handler raises SystemExit anywhere, even where Python can only print and drop it.
+    That of its C++ library calls the driver's handler, and aborts the process three seconds later.
+    Ray's processes inherit the blocked SIGHUP: a closed terminal must not end workers before
+    trials have saved. A trial's reason describes lost workers, so Ray's thread that prints them is
+    off.
     """
     from ray._private import utils, worker
 
@@ -103,8 +95,8 @@ def patch_ray_node(
 ) -> Iterator[None]:
     """Skip processes of a Ray node that no sweep uses and that no option of Ray disables.
 
-    These are the API server, for whose start Ray waits, the log monitor, the autoscaler's monitor,
-    and the agent's reports for a dashboard.
+    The API server, for whose start Ray waits, the log monitor, the autoscaler's monitor, and the
+    agent's reports for a dashboard.
     """
     from ray._private import node as node_module
     from ray._private import parameter, services, utils
@@ -159,20 +151,15 @@ def find_agents(raylet: int) -> dict[str, psutil.Process]:
 
 
 def query_head(address: str, seconds: float) -> None:
-    """Send one request to the head of a cluster.
-
-    `ray.init` repeats a request with a wrong token for 20 s; this one fails at once.
-    """
+    """Send one request to a cluster's head."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
+    # `ray.init` repeats a request with a wrong token for 20 s; this one fails at once.
     GcsClient(address=address).internal_kv_keys(b"", None, seconds)
 
 
 def raylet_socket() -> str:
-    """Return the socket of the node through which this process speaks to its cluster.
-
-    The node is gone when the socket refuses a connection; Ray has no call that says so.
-    """
+    """Return the socket of this process' node; it refuses connections once the node is gone."""
     import ray
 
     node: Any = ray._private.worker._global_node
@@ -180,40 +167,32 @@ def raylet_socket() -> str:
 
 
 def node_of_lost_actor(error: Exception | None) -> str | None:
-    """Return the id of the node on which an actor ran, by Ray's error; None if it is unknown.
-
-    The public state API needs the dashboard, which a cluster may lack.
-    """
+    """Return the id of the node on which an actor ran, by Ray's error; None if it is unknown."""
     import ray
 
     actor = getattr(error, "actor_id", None)
     if actor is None:
         return None
+    # The public state API needs the dashboard, which a cluster may lack.
     node: str | None = ray._private.state.actors(actor).get("Address", {}).get("NodeID")
     return node
 
 
 def refuses_token(error: BaseException) -> bool:
-    """Return whether an error says that a cluster refuses this process' token.
-
-    Ray raises several types of errors for it: its own and gRPC's.
-    """
+    """Return whether an error says that a cluster refuses this process' token."""
+    # Ray raises several types of errors for it: its own and gRPC's.
     return "authenti" in f"{type(error).__name__} {error}".lower()
 
 
 def is_version_mismatch(message: str) -> bool:
-    """Return whether an error's message says that a cluster has another version of Ray or Python.
-
-    Ray has no exception type for it.
-    """
+    """Return whether an error says that a cluster has another version of Ray or Python."""
+    # Ray has no exception type for it.
     return "version mismatch" in message.lower()
 
 
 def lost_worker(error: BaseException | None) -> LostWorker | None:
-    """Return the process of a lost actor; None if the error does not name it.
-
-    Ray gives the process id nowhere but in the error's text.
-    """
+    """Return the process of a lost actor; None if the error does not name it."""
+    # Ray gives the process id nowhere but in the error's text.
     text = str(error)
     if (found := _PID.search(text)) is None:
         return None
@@ -222,26 +201,21 @@ def lost_worker(error: BaseException | None) -> LostWorker | None:
 
 
 def error_logs(pid: int) -> list[Path]:
-    """Return the files with the standard error of a worker; empty without a local Ray.
-
-    Ray gives the directory and the names of its log files nowhere else.
-    """
+    """Return the files with the standard error of a worker; empty without a local Ray."""
     from ray._private import worker
 
     node = worker._global_node
     if node is None:
         return []
+    # Ray gives the directory and the names of its log files nowhere else.
     return [*map(Path, glob.glob(f"{glob.escape(node.get_logs_dir_path())}/worker-*-{pid}.err"))]
 
 
 def visit_uploaded(
     directory: Path, excludes: Iterable[str], visit: Callable[[Path], None]
 ) -> None:
-    """Call a function with each path that Ray would upload from a directory.
-
-    This uses Ray's own code, because another parser of `.gitignore` and `.rayignore` could give
-    other results.
-    """
+    """Call a function with each path that Ray would upload from a directory."""
+    # Another parser of `.gitignore` and `.rayignore` could give other results.
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
     silent = logging.getLogger(f"{__name__}.silent")  # Ray logs what `visit` raises

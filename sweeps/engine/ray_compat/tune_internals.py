@@ -23,22 +23,7 @@ _RELEASED = (
 
 @contextmanager
 def patch_tune() -> Iterator[None]:
-    """Disable two costs of Tune, and correct four of its behaviours.
-
-    Disabled:
-    - Tune writes its state, which holds all trials, each time that one of them saves.
-    - Tune counts which callbacks are used, and imports MLflow for that, although statistics are
-      off.
-
-    Corrected:
-    - Tune treats the driver's error in a callback as the loss of the trial's worker.
-    - Tune kills a worker that is starting when a warm one becomes free for its trial. If a trial
-      takes less time than the start of a worker, few workers ever start. With the correction, the
-      next trial gets the warm worker.
-    - If a worker is lost while Tune resets it for the next trial, Tune counts a failure of that
-      trial, which has not begun. Tune handles this loss twice, and restores the trial only once.
-    - Tune reads a trial's error from a file that it may write only later.
-    """
+    """Disable two costs of Tune, and correct four of its behaviours."""
     from ray.air._internal import usage
     from ray.tune.execution import experiment_state
     from ray.tune.execution.tune_controller import TuneController
@@ -64,8 +49,10 @@ def patch_tune() -> Iterator[None]:
         # writes the state of all trials each time that one saves
         replaced(manager, "on_trial_checkpoint", lambda *_: None),
         # treats errors of callbacks as lost workers, and counts a loss in a reset twice
+        # (as a failure of the next trial, which has not begun, and restores that only once)
         replaced(TuneController, "_process_trial_failure", process_failure),
         # kills a worker that is starting when its trial could have a warm one
+        # (so that few workers ever start where a trial takes less time than the start of one)
         replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),
         # lets a trial with a starting worker have the warm one before a trial without any
         replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),
@@ -101,8 +88,7 @@ def _has_worker(controller: Any, trial: Any) -> bool:
 def _may_take_warm_worker(controller: Any, trial: Any) -> bool:
     """Return whether a trial may take a warm worker.
 
-    A trial whose own worker has started may not, while another waiting trial that could take it
-    has no worker. Trials with other numbers of ranks could not.
+    Not one whose own worker has started, while a waiting trial of as many ranks has none.
     """
     if not _has_worker(controller, trial):
         return True
@@ -142,8 +128,7 @@ def _read_error(trial: Any) -> Any:
 def withhold_env(is_secret: Callable[[str], bool]) -> None:
     """Make Tune pass no secret variable of the driver to its actors.
 
-    Tune writes the values into Ray's logs and command lines. Workers inherit the variables from
-    their parent process anyway.
+    Tune writes the values into Ray's logs and command lines; workers inherit the variables anyway.
     """
     from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 
@@ -153,8 +138,7 @@ def withhold_env(is_secret: Callable[[str], bool]) -> None:
 def release_trial(trial: Any) -> None:
     """Release the memory of a trial that has ended, except for its number.
 
-    Tune keeps the configuration, metrics and results of each trial for the whole sweep, but does
-    not read them after the trial's end.
+    Tune keeps all of it for the whole sweep, but does not read it after the trial's end.
     """
     from ray.tune.experiment import Trial
 

@@ -1,8 +1,7 @@
 """Do the best trials lie at a bound of the searched space?
 
-The best fifth of all trials is looked at, not what the sampler suggested most: a sampler crowds
-its trials where it found good ones early. What must not live here: the change of the space
-(`next_search`).
+The best fifth is looked at, because a sampler crowds its trials where it found good ones early.
+What must not live here: the change of the space (`next_search`).
 """
 
 from __future__ import annotations
@@ -117,12 +116,7 @@ def _at_ends(
 def _acting(
     data: AuditData, ranked: list[AuditTrial], leaders: list[AuditTrial]
 ) -> Callable[[_AtEnd], bool]:
-    """Return whether the parameter of a range has an effect.
-
-    A sampler that learns crowds the trials at some place also of a parameter without effect, and
-    its later trials are the better ones. With too few trials for the effects, the best fifth must
-    lie at the end more often than the other trials.
-    """
+    """Return whether the parameter of a range has an effect."""
     shares = shares_of(data)
 
     def acts(one: _AtEnd) -> bool:
@@ -130,6 +124,8 @@ def _acting(
             alone, total = shares.alone[one.bound.key], shares.total[one.bound.key]
             return min(alone.chance, total.chance) < _NO_EFFECT
         inside = one.leaders + one.others
+        # Too few trials for the effects: the best fifth must lie there more often than others. A
+        # sampler that learns crowds its later, better trials also where nothing has an effect.
         return hypergeometric_tail(one.leaders, len(leaders), inside, len(ranked)) < _CHANCE
 
     return acts

@@ -81,11 +81,7 @@ def _best_report(data: AuditData, trial: AuditTrial) -> int:
 
 
 def _last_gain(data: AuditData, trials: Sequence[AuditTrial]) -> tuple[float, float]:
-    """Return which part of the whole gain the last tenth of the budget brought, and its error.
-
-    The mean over all whole trials: the best ones are chosen by their last values, so these are too
-    good.
-    """
+    """Return which part of the whole gain the last tenth of the budget brought, and its error."""
     before = data.reports - max(1, round(0.1 * data.reports))
     gains = []
     for trial in trials:
@@ -98,6 +94,7 @@ def _last_gain(data: AuditData, trials: Sequence[AuditTrial]) -> tuple[float, fl
             gains.append((until - end) / (first - best))
     if len(gains) < 2:
         return 0.0, 0.0
+    # Of all whole trials: the best are chosen by their last values, so these are too good.
     return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 

@@ -143,12 +143,9 @@ class AuditData:
         return {} if self.population else {t.number: t.params for t in self.trials}
 
     def comparable(self) -> tuple[int, dict[int, float]]:
-        """Return the last report that every ended trial made, and the losses by it, by number.
-
-        As `comparable_trials.compare_all`: with early stopping, that is the lowest rung at which a
-        trial was stopped. Trials that diverged are left out.
-        """
+        """Return the last report that all ended trials made, and their losses by it, by number."""
         sound = [t for t in self.trials if not t.diverged and t.value is not None]
+        # As `evidence.compare_all`: with early stopping, the lowest rung at which one was stopped.
         at = min((t.end for t in sound), default=0)
         if at == 0:  # without curves, the values of whole trainings are compared
             return 0, {t.number: self.loss(t.value or 0.0) for t in sound}

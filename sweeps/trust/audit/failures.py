@@ -92,10 +92,9 @@ def failures(data: AuditData) -> Card:
 def worst_region(data: AuditData, bad: set[int]) -> FailingRegion | None:
     """Return the region that chance explains least; None if chance explains all.
 
-    Candidates are halves of one parameter's range (or one option), and intersections of two such
-    halves. The chance of each is that of Fisher's exact test, multiplied by the number of
-    candidates (Bonferroni). A region of two parameters is preferred to one of a single parameter
-    only if its chance is a hundred times smaller.
+    Candidates are halves of one parameter's range (or one option), and intersections of two. Their
+    chance is that of Fisher's exact test times the number of candidates (Bonferroni). Two
+    parameters are preferred to a single one only if their chance is a hundred times smaller.
     """
     params = data.params
     sides = [side for key in data.space for side in _sides(data, key, params, bad)]
@@ -177,14 +176,12 @@ def _command(data: AuditData, region: FailingRegion) -> Sequence[str] | None:
 
 
 def _constraint(data: AuditData, sides: Sequence[_Side]) -> str | None:
-    """Return the constraint that is broken just where both sides meet.
-
-    `key // value` is 0 below a value and at least 1 above it, for numbers that are not negative.
-    """
+    """Return the constraint that is broken just where both sides meet."""
     if any(side.side == "equal" or side.value <= 0 for side in sides):
         return None
     if any(ends(data.space[side.key])[0] < 0 for side in sides):
         return None
+    # `key // value`: 0 below a value, at least 1 above it, for numbers that are not negative
     first, second = (f"{side.key} // {side.value:.4g}" for side in sides)
     which = [side.side for side in sides]
     if which == ["below", "below"]:

@@ -209,14 +209,12 @@ def read_clipping(directory: Path, max_norm: float | None, steps: int) -> Clippi
 
 
 def read_num_validation(directory: Path) -> int | None:
-    """Return how many validation samples a trial's data had; None if that is unknown.
-
-    A stream of samples has no length, and a loop of the user's own tells none.
-    """
+    """Return how many validation samples a trial's data had; None if that is unknown."""
     try:
         found = json.loads(read_regular(directory / BUILT, LARGEST_TEXT))
         size = found[_LENGTH] if _LENGTH in found else found[_TENSOR][1][0]
     except (OSError, ValueError, RecursionError, KeyError, TypeError, IndexError):
+        # A stream of samples has no length, and a custom loop tells none.
         return None
     return size if isinstance(size, int) and size > 0 else None
 

@@ -1,9 +1,8 @@
 """Does early stopping stop the right trials?
 
-A rung's order is compared with the order at the end. Only trials that run to the end whatever the
-rule says (`early_stopping.exempt`) show it without bias: the survivors of a rung are alike there,
-so their ranks agree less than those of all trials. What must not live here: the rules
-(`stopping`).
+Only trials that run to the end whatever the rule says (`early_stopping.exempt`) show without bias
+how a rung's order and the last one agree: the survivors of a rung are alike, so their ranks agree
+less. What must not live here: the rules (`stopping`).
 """
 
 from __future__ import annotations

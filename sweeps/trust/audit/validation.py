@@ -1,9 +1,8 @@
 """Is the validation set large enough for the differences that it decides?
 
-These are measured by what the search gained over its first trials. The distances between the best
-trials would not do: a sampler that learns brings them as near to each other as it can, and no
-validation set is large enough for them. What must not live here: the size of the validation set
-(`read`).
+By what the search gained over its first trials: a sampler that learns brings the best trials as
+near to each other as it can, and no set is large enough for their distances. What must not live
+here: the size of the validation set (`read`).
 """
 
 from __future__ import annotations
