@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 IMPORTED = "imported"
 """What the process sends when it has imported the task. It receives where the ranks meet, and
-sends at last how its run failed: as `trial_failure` describes it, or None."""
+sends at last how its run failed: as `failure_of` describes it, or None."""
 
 
 @dataclass(frozen=True)
