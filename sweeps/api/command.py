@@ -6,6 +6,7 @@ What must not live here: what the command does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -119,10 +120,10 @@ def _wait(
     try:
         while True:
             try:
-                return child.wait(_SECONDS_BETWEEN_LOOKS)
-            except subprocess.TimeoutExpired:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return child.wait(_SECONDS_BETWEEN_LOOKS)
                 look()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # also while it looks
                 interrupted()
     finally:
         if child.poll() is None:  # `look` failed: no driver continues unseen
