@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sweeps.ledger.attributes import ACCUMULATION
+from sweeps.ledger.attributes import ACCUMULATION, ORIGIN_COLUMNS
 from sweeps.spec.spec import parse_spec
 from tracking.provenance import provenance
 from trainable import open_trainer, read_rows
@@ -111,6 +111,7 @@ def test_each_tag_on_the_page_is_in_the_code(recorded: Recorded) -> None:
     composed = {
         f"gradsweep.{ACCUMULATION}",
         "gradsweep.version.<package>",
+        *(f"gradsweep.{column}" for column in ORIGIN_COLUMNS.values()),
     }
     known = {*_names_of_tags(), *provenance(), *recorded.tags}
     files = [*(ROOT / "sweeps").rglob("*.py"), *(ROOT / "tracking").rglob("*.py")]
