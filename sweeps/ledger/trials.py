@@ -127,7 +127,9 @@ class TrialSummary:
         """What its seed is derived from; a trial that finishes another one has that one's."""
         if self.seed_index is None:
             return TrialSeed("trial", self.place)
-        return TrialSeed(self.role, self.seed_index, self.split)
+        # The first seed of a configuration is of the search, and so is one that is finished.
+        purpose = "repeat" if self.role in ("search", "repeat", "finish") else self.role
+        return TrialSeed(purpose, self.seed_index, self.split)
 
     @property
     def finished(self) -> bool:
