@@ -156,9 +156,9 @@ class _Watch:
         elif event == "open" and isinstance(arguments[0], str | bytes):
             path, _, flags = arguments
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            writes = writes and flags & os.O_TMPFILE != os.O_TMPFILE  # a file without a name
             place = os.path.realpath(os.fsdecode(path))
-            if writes and not place.startswith((str(self.inside), "/dev/", "/proc/")):
+            elsewhere = not place.startswith((str(self.inside), "/dev/", "/proc/"))
+            if writes and elsewhere and not os.path.isdir(place):  # else a file without a name
                 self.seen.append(f"writes to {place}")
 
 
