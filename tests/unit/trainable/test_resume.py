@@ -460,7 +460,6 @@ def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, to
 
 
 def test_rows_are_durable_before_their_checkpoint(tmp_path, opened, configure, toy, monkeypatch):
-    trainer = opened(configure(epochs=1), tmp_path, toy())
     order = []
     for owner, name in ((History, "sync"), (LocalFiles, "commit")):
         original = getattr(owner, name)
@@ -470,7 +469,7 @@ def test_rows_are_durable_before_their_checkpoint(tmp_path, opened, configure, t
             return original(*arguments)
 
         monkeypatch.setattr(owner, name, follow)
-    _run(trainer)
+    _run(opened(configure(epochs=1), tmp_path, toy()))
     assert order == ["sync", "commit"]
 
 
