@@ -31,10 +31,10 @@ DELIVERY_PLACES = {
     "next batch and send": "tracking.outbox:Outbox.next_batch:-3",
     "run created and remembered": "tracking.outbox:Outbox.set_run_id:2",
 }
-# In the first trial: its third generation is that of its first epoch; its third report is its
-# last, whose generation is committed before it is told.
+# In the first trial: its sixth generation is that of its second epoch, and a rehearsal has fewer;
+# its third report is its last, whose generation is committed before it is told.
 WORKER_PLACES = {
-    "a commit and what follows": "trainable.store.local:LocalFiles.commit:-3",
+    "a commit and what follows": "trainable.store.local:LocalFiles.commit:-6",
     "the last commit and its report": "trainable.processes.trial_run:TrialRun._next_report:-3",
 }
 
