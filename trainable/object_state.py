@@ -839,7 +839,8 @@ class _Unpickler(pickle.Unpickler):
         made: Tensor = (
             nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
         )
-        vars(made).update(attributes)
+        for attribute, part in attributes.items():
+            setattr(made, attribute, part)
         return made
 
     def find_class(self, module: str, name: str) -> Any:
