@@ -839,8 +839,8 @@ class _Unpickler(pickle.Unpickler):
         made: Tensor = (
             nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
         )
-        for attribute, part in attributes.items():
-            setattr(made, attribute, part)
+        made.grad = attributes.pop("grad", None)
+        vars(made).update(attributes)
         return made
 
     def find_class(self, module: str, name: str) -> Any:

@@ -241,7 +241,10 @@ class _Tensor(Kind):
             value.requires_grad_(trains)
 
     def put(self, value: Any, name: str, part: Any) -> None:
-        setattr(value, name, part)
+        if name == "grad":
+            value.grad = part
+        else:
+            super().put(value, name, part)
 
 
 def attributes_of(tensor: Tensor) -> dict[str, Any]:
