@@ -21,7 +21,6 @@ import torch
 import torch._dynamo  # each optimizer needs it: imported once, and not in each fork
 
 from tests.chaos.killed_runs import curve, differences, without_measured
-from tests.unit.trainable.holders_task import MADE, PLACES
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.loop import Trainer
@@ -29,9 +28,10 @@ from trainable.user_code.task_import import keep_caches_reachable
 
 pytestmark = pytest.mark.chaos
 _TASK = "tests.unit.trainable.holders_task"
+_HOLDERS: Any = importlib.import_module(_TASK)
 _KILLED_AT = 6
 """The step after which a run dies, in the second of two epochs; that before it is saved."""
-CASES = list(zip(itertools.cycle(PLACES), MADE, strict=False))
+CASES = list(zip(itertools.cycle(_HOLDERS.PLACES), _HOLDERS.MADE, strict=False))
 _CONFIG = TrialConfig.model_validate(
     {
         "task": {"name": "toy"},
@@ -57,7 +57,7 @@ def test_killed_run_keeps_what_its_code_keeps(tmp_path: Path, place: str, kind: 
 
 
 def test_each_place_is_met() -> None:
-    assert {place for place, _ in CASES} == set(PLACES)
+    assert {place for place, _ in CASES} == set(_HOLDERS.PLACES)
 
 
 def _ending(directory: Path) -> dict[str, Any]:
