@@ -839,6 +839,7 @@ class _Unpickler(pickle.Unpickler):
         made: Tensor = (
             nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
         )
+        made.grad = attributes.pop("grad", None)
         vars(made).update(attributes)
         return made
 

@@ -16,12 +16,15 @@ import inspect
 import io
 import marshal
 import sys
+import threading
 import types
 import weakref
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from itertools import chain
+from multiprocessing.sharedctypes import SynchronizedBase
+from multiprocessing.synchronize import SemLock
 from typing import Any
 
 import numpy
@@ -36,8 +39,10 @@ ATOMS = (int, float, complex, bool, type(None), type(Ellipsis), bytes, str)
 """Types whose values are never shared and cannot change."""
 _ATOMS = frozenset(ATOMS)
 _CONSTANTS = (torch.dtype, torch.device, torch.Size, range, slice, numpy.generic, RemovableHandle)
-_OF_A_PROCESS = frozenset({"threading", "_thread", "queue", "_queue", "concurrent", "asyncio"})
+_QUEUES = frozenset({"queue", "_queue"})
+_OF_A_PROCESS = _QUEUES | {"threading", "_thread", "concurrent", "asyncio"}
 """Packages whose objects belong to a process, even where pickle would take them."""
+_WITHOUT_STATE = _OF_A_PROCESS - _QUEUES | {"weakref", "typing", "_multiprocessing"}
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"} | {
     "forward",  # replaced by compilation and activation checkpointing
     "cls_to_become",
@@ -186,6 +191,16 @@ class _Iterator(Kind):
         raise ValueError(f"no position of {value!r} can be restored, as {state!r}")
 
 
+class _Memory(Kind):
+    """A value of ctypes, which other processes may share, as one of `multiprocessing.Value` is."""
+
+    def read(self, value: Any) -> Any:
+        return bytes(value)
+
+    def write(self, value: Any, state: Any) -> None:
+        ctypes.memmove(ctypes.addressof(value), state, len(state))
+
+
 class _Array(Kind):
     def read(self, value: Any) -> Any:
         return torch.frombuffer(bytearray(value.tobytes()) or bytearray(1), dtype=torch.uint8)
@@ -199,13 +214,16 @@ class _Array(Kind):
 
 
 class _Tensor(Kind):
-    """A tensor: its values, unless they are saved elsewhere, and its attributes."""
+    """A tensor: its values and gradient, unless they are saved elsewhere, and its attributes."""
 
     def __init__(self, *, is_saved: bool) -> None:
         self._is_saved = is_saved
 
     def attributes(self, value: Any) -> dict[str, Any]:
-        return attributes_of(value)
+        found = attributes_of(value)
+        if self._is_saved:  # each step begins without a gradient
+            found.pop("grad", None)
+        return found
 
     def read(self, value: Any) -> Any:
         return None if self._is_saved else value.detach(), is_trained(value)
@@ -222,12 +240,20 @@ class _Tensor(Kind):
         if value.is_leaf and value.requires_grad != trains:  # a lazy one refuses an equal value
             value.requires_grad_(trains)
 
+    def put(self, value: Any, name: str, part: Any) -> None:
+        if name == "grad":
+            value.grad = part
+        else:
+            super().put(value, name, part)
+
 
 def attributes_of(tensor: Tensor) -> dict[str, Any]:
-    """Return the attributes that code has set on a tensor; a subclass keeps its own there."""
+    """Return the gradient and what code has set on a tensor; a subclass keeps its own there."""
     if not is_plain(tensor):
         return {}
-    return {name: part for name, part in vars(tensor).items() if not name.startswith("_dynamo")}
+    found = {name: part for name, part in vars(tensor).items() if not name.startswith("_dynamo")}
+    gradient = tensor.grad if is_trained(tensor) else None
+    return found if gradient is None else {**found, "grad": gradient}
 
 
 class _Module(Kind):
@@ -379,6 +405,8 @@ class _Class(Kind):
             for method in (part, *(getattr(part, how, None) for how in ("__func__", "fget"))):
                 if isinstance(method, types.FunctionType):
                     yield f".{name}", method
+            if is_users(type(part)) and hasattr(type(part), "__get__"):
+                yield f".{name}", part
         yield from ((".base", base) for base in value.__bases__)
         yield ".module", sys.modules.get(value.__module__)
 
@@ -496,7 +524,7 @@ _CONTAINERS: tuple[tuple[type, Kind], ...] = (
     (bytearray, _Container(bytearray, bytes)),
     (tuple, BY_VALUE := _ByValue()),
 )
-_FILE, ITERATOR, _ARRAY, _MODULE = _File(), _Iterator(), _Array(), _Module()
+_FILE, ITERATOR, _MEMORY, _ARRAY, _MODULE = _File(), _Iterator(), _Memory(), _Array(), _Module()
 SAVED_TENSOR, _TENSOR = _Tensor(is_saved=True), _Tensor(is_saved=False)
 _FUNCTION, _CLASS, _GLOBALS, DECLARED = _Function(), _Class(), _Globals(), _Declared()
 _ATTRIBUTES, _REDUCED = _Attributes(), _Reduced()
@@ -508,10 +536,14 @@ OPAQUE = Kind()
 def kind_of(value: Any) -> Kind | None:
     """Return the kind of an object; None for one that cannot change."""
     kind = type(value)
-    if kind in ATOMS or isinstance(value, (*_CONSTANTS, enum.Enum)):
+    if kind in ATOMS or isinstance(value, _CONSTANTS):
         return None
     if isinstance(value, Tensor):
         return _TENSOR
+    if isinstance(value, enum.Enum):
+        return _ATTRIBUTES if is_users(kind) else None
+    if isinstance(value, (threading.local, SynchronizedBase)):
+        return _ATTRIBUTES
     if kind in weakref.ProxyTypes or _package(kind) in _OF_A_PROCESS:
         return OPAQUE
     if kind is numpy.memmap:  # it belongs to a file
@@ -523,7 +555,7 @@ def kind_of(value: Any) -> Kind | None:
     if isinstance(value, torch.optim.Optimizer):
         return _OPTIMIZER
     if isinstance(value, type):
-        if is_users(value) and not isinstance(value, enum.EnumMeta):
+        if is_users(value):
             return _CLASS
         return None if is_found(value) else OPAQUE
     if isinstance(value, types.ModuleType):
@@ -549,6 +581,8 @@ def kind_of(value: Any) -> Kind | None:
         made_of_parts = any(type(one) not in ATOMS and kind_of(one) for one in arguments)
     except Exception:  # pickle refuses it, or its class does; a user's method may raise anything
         return ITERATOR if hasattr(kind, "__next__") else OPAQUE
+    if isinstance(value, (ctypes.Array, ctypes.Structure, ctypes._SimpleCData)):
+        return _MEMORY
     if has_default_state(value):
         return _ATTRIBUTES
     return BY_VALUE if state is None or made_of_parts else _REDUCED
@@ -566,12 +600,12 @@ def may_hold_state(value: Any) -> bool:
     that refuses pickle says so itself.
     """
     kind: Any = type(value)
-    if kind in weakref.ProxyTypes or _package(kind) in {*_OF_A_PROCESS, "weakref", "typing"}:
+    if kind in weakref.ProxyTypes or _package(kind) in _WITHOUT_STATE:
         return False
     if isinstance(value, torch.qscheme):
         return False
     says_so = is_users(kind) and kind.__reduce_ex__ is not object.__reduce_ex__
-    return not isinstance(value, (types.FunctionType, type)) and not says_so
+    return not isinstance(value, (types.FunctionType, type, SemLock)) and not says_so
 
 
 def named(value: Any) -> str | None:

@@ -274,6 +274,14 @@ def is_users_module(name: str) -> bool:
     )
 
 
+def _key_of_call(
+    arguments: tuple[Any, ...], named: dict[str, Any], typed: bool
+) -> tuple[object, ...]:
+    """Return the key of a call in a cache; that of `functools` keeps a hash of its own process."""
+    types = tuple(map(type, (*arguments, *named.values()))) if typed else ()
+    return arguments, tuple(named.items()), types
+
+
 def keep_caches_reachable() -> None:
     """Let `functools.lru_cache` of the user's functions be Python's own implementation in Python.
 
@@ -286,7 +294,7 @@ def keep_caches_reachable() -> None:
     wanted = ("lru_cache", "_lru_cache_wrapper")
     tree = ast.parse(inspect.getsource(functools))
     found = [one for one in tree.body if getattr(one, "name", "") in wanted]
-    namespace: dict[str, Any] = dict(vars(functools))
+    namespace: dict[str, Any] = vars(functools) | {"_make_key": _key_of_call}
     exec(compile(ast.Module(found, []), functools.__file__, "exec"), namespace)
     in_python = namespace["lru_cache"]
 

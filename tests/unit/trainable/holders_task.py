@@ -5,8 +5,11 @@ Imported anew for each run, as in a process of its own.
 
 from __future__ import annotations
 
+import enum
 import functools
+import multiprocessing
 import random
+import threading
 from collections import deque
 
 import numpy
@@ -60,6 +63,31 @@ class Stateful(Counter):
         self.recent.extend(state["recent"])
 
 
+class Phase(enum.Enum):
+    """Phases, which count how often they were asked for."""
+
+    WARM_UP = 1
+
+
+class Total:
+    """A descriptor that keeps what it is given, for all objects of a class."""
+
+    def __init__(self):
+        self.value = 0
+
+    def __get__(self, owner, kind=None):
+        return self.value
+
+    def __set__(self, owner, value):
+        self.value = value
+
+
+class Totalled:
+    """Has its number in a descriptor."""
+
+    calls = Total()
+
+
 MADE = {
     "number": lambda: 0.0,
     "text": lambda: "",
@@ -80,6 +108,9 @@ MADE = {
     "late object": lambda: None,
     "iterator": lambda: iter(range(10_000)),
     "partial": lambda: functools.partial(random.Random(5).uniform, 0.0),
+    "gradient": lambda: torch.zeros(3, requires_grad=True),
+    "descriptor": Totalled,
+    "member of an enum": lambda: Phase.WARM_UP,
 }
 """A new state of each kind."""
 
@@ -88,6 +119,8 @@ REFUSABLE = {
     "array view": lambda: {"bank": numpy.zeros(3)},
     "function": lambda: None,
     "attribute": lambda: torch.zeros(1),
+    "shared value": lambda: multiprocessing.Value("i", 0),
+    "of a thread": threading.local,
 }
 """Of further kinds, which a run may refuse."""
 
@@ -133,6 +166,13 @@ def advanced(kind, state):
             return state, next(state)
         case "partial":
             return state, state(1.0)
+        case "gradient":
+            with torch.enable_grad():
+                state.sum().backward()
+            return state, state.grad.sum()
+        case "shared value":
+            state.value += 1
+            return state, state.value
         case "view" | "array view":
             row = state.setdefault("row", state["bank"][1:2])
             row += 1
@@ -140,7 +180,7 @@ def advanced(kind, state):
         case "function":
             drawn = state() + 1 if state else 1
             return (lambda: drawn), drawn
-        case "attribute":
+        case "attribute" | "of a thread" | "descriptor" | "member of an enum":
             state.calls = getattr(state, "calls", 0) + 1
             return state, state.calls
     return state, state.advance()
@@ -194,9 +234,9 @@ def by_default(kind, states={}):  # noqa: B006  the state that is meant
 
 
 @functools.lru_cache(maxsize=2)
-def cached(place):
-    """Keep an object for a place, as long as there is room."""
-    return Counter(), place
+def cached(task, *, place):
+    """Keep an object for a task and a place, as long as there is room."""
+    return Counter(), task, place
 
 
 class Samples(Dataset):
@@ -351,5 +391,5 @@ class Holding(Task):
             return self.draw()
         if place == "cache":  # of the first draw, and of three others
             self.draws += 1
-            return 0.01 * cached(self.draws // 2 % 3)[0].advance()
+            return 0.01 * cached(self, place=self.draws // 2 % 3)[0].advance()
         return by_default(self.kinds[place]) if place == "default" else 0.0
