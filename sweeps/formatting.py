@@ -43,6 +43,12 @@ def format_parameter(params: Mapping[str, Any], key: str) -> str:
     return format_value(params[key]) if key in params else "-"
 
 
+def listed(words: Sequence[str]) -> str:
+    """Join words as in a sentence: `a, b and c`."""
+    *first, last = words or ("",)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
     """Shorten dotted keys to their last parts, as far as each title stays unique."""
     parts = dict.fromkeys(keys, 1)

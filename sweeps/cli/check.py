@@ -31,10 +31,10 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.plain_console import plain_table
 from sweeps.errors import WRONG_INPUT
+from sweeps.formatting import format_duration, quoted
 from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
-    from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.run.check import CheckResult
     from sweeps.trust.plan import PlanOption, PlanResult
 
@@ -117,8 +117,6 @@ def _read_hours(text: object) -> float:
         hours = 0.0
     if 0 < hours <= _MOST_HOURS:
         return hours
-    from sweeps.formatting import quoted
-
     raise typer.BadParameter(
         f"{quoted(str(text))} is not valid; it must be a number above 0 and at most "
         f"{_MOST_HOURS:,.0f}; write for example 8"
@@ -238,7 +236,7 @@ def _table(options: Sequence[PlanOption]) -> RenderableType:
             f"{one.trials:,}",
             f"{one.simulation.complete:,.0f}",
             f"{one.expected_epochs:,.0f} {one.report_word}s",
-            _time(one),
+            format_duration(one.seconds),
         )
     return table
 
@@ -249,9 +247,3 @@ def _difference(option: PlanOption) -> str:
     if option.plan.simulation.repeats:
         return ", ".join(f"{k.rpartition('.')[2]} {v}" for k, v in option.overrides.items())
     return "nothing is stopped"
-
-
-def _time(plan: SweepPlan) -> str:
-    from sweeps.formatting import format_duration
-
-    return format_duration(plan.seconds)

@@ -30,7 +30,7 @@ from sweeps.cli.console import (
 from sweeps.cli.plain_console import line, plain_table
 from sweeps.cli.run import Address, Grace
 from sweeps.errors import NO_SUCCESS, WRONG_INPUT
-from sweeps.formatting import format_number
+from sweeps.formatting import parse_duration, quoted
 
 if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
@@ -42,8 +42,6 @@ def _read_probability(text: object) -> float:
     try:
         return float(str(text))
     except ValueError:
-        from sweeps.formatting import quoted
-
         raise typer.BadParameter(
             f"{quoted(str(text))} is not valid; it must be a probability from 0.5 to below 1; "
             "write for example 0.95"
@@ -94,7 +92,6 @@ def confirm(
 ) -> None:
     """Train the best trials again under common seeds, until it is known which is the best."""
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.formatting import parse_duration
         from sweeps.trust.confirm import find_confirmation
         from sweeps.view.sweep_view import SweepView
 
@@ -134,28 +131,12 @@ def confirm(
 
 def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     """Return the table of the leaders, what was found, and the command that shows the winner."""
-    from sweeps.trust.confirm import format_chance, format_seconds
-
-    table = plain_table(
-        "trial",
-        "P(best)",
-        "mean",
-        "95 %",
-        "seeds",
-        "search saw",
-        "time a run",
-        "",
-        right=("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run"),
-    )
+    columns = ("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run")
+    table = plain_table(*columns, "", right=columns)
     for one in found.leaders:
+        cells = one.cells()
         table.add_row(
-            str(one.number),
-            format_chance(one.p_best),
-            format_number(one.mean),
-            one.interval_text,
-            str(len(one.values)),
-            format_number(one.original),
-            format_seconds(one.seconds),
+            *(cells[column] for column in columns),
             "" if one.standing == "behind" else one.standing,
             style="bold" if one.standing == "first" else "",
         )
@@ -208,8 +189,6 @@ def retry(
             code=WRONG_INPUT,
         )
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.formatting import parse_duration
-
         numbers, view = read_numbers("--trial", trial or ()), view_of(name, root)
         seconds = parse_duration(grace, "--grace")
 

@@ -33,6 +33,7 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.plain_console import TextTable, line
 from sweeps.errors import LATE, NO_SUCCESS, WRONG_INPUT
+from sweeps.formatting import format_bytes
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
@@ -374,8 +375,6 @@ def du(
 
 def _everything(found: dict[str, Any]) -> RenderableType:
     """The table of all sweeps, and what else is below the root."""
-    from sweeps.formatting import format_bytes
-
     lines = [
         f"{what}: {format_bytes(found[key])}"
         for key, what in (("tracking", "MLflow's store"), ("removed", "half-removed sweeps"))
@@ -388,7 +387,6 @@ def _everything(found: dict[str, Any]) -> RenderableType:
 
 
 def _table(sweeps: Sequence[dict[str, Any]]) -> RenderableType:
-    from sweeps.formatting import format_bytes
     from sweeps.view.usage import KINDS
 
     columns = [*KINDS, "total"]

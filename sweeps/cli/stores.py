@@ -28,6 +28,7 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.plain_console import line
 from sweeps.errors import LATE, WRONG_INPUT
+from sweeps.formatting import format_bytes
 
 if TYPE_CHECKING:
     from sweeps.run.removal import Removal
@@ -209,8 +210,6 @@ def _ask(planned: Sequence[Removal]) -> None:
 
 def _sentences(one: Removal) -> list[str]:
     """What is to be removed, in lines."""
-    from sweeps.formatting import format_bytes
-
     size = format_bytes(one.num_bytes)
     if one.directory != one.paths.directory:
         lines = [f"{one.directory}: the rest of an interrupted removal, {size}"]
@@ -237,7 +236,6 @@ def _sentences(one: Removal) -> list[str]:
 
 def _removed(planned: Sequence[Removal]) -> RenderableType:
     """The lines of a completed removal."""
-    from sweeps.formatting import format_bytes
     from sweeps.paths import tracking_place
     from tracking.address import is_database
 

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sweeps.errors import OriginChanged, UserError
-from sweeps.formatting import format_duration, format_number, format_reason
+from sweeps.formatting import format_duration, format_number, format_reason, listed
 from sweeps.ledger.attributes import Role
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST
@@ -53,10 +53,6 @@ _REASON = 200
 Standing = Literal["first", "tied", "behind", "dropped", "failed"]
 _LEVEL = 95
 """Percent: how sure the intervals are."""
-_COLUMNS = [
-    *("trial", "", "P(best)", "mean", "95 %", "seeds", "search saw", "looked better by"),
-    *("values by seed", "time a run"),
-]
 _CHEAPER = 0.9
 """A run that takes a larger share of another one's time is as dear."""
 _TIMING_NOISE = 1.0
@@ -518,12 +514,21 @@ class ConfirmedTrial:
     why: str | None = None
     """Why it is out."""
 
-    @property
-    def interval_text(self) -> str:
-        """The interval of the mean."""
-        if self.low is None:
-            return "-"
-        return f"{format_number(self.low)} to {format_number(self.high)}"
+    def cells(self) -> dict[str, str]:
+        """Return the row of a table, by the titles of its columns."""
+        low, high = format_number(self.low), format_number(self.high)
+        return {
+            "trial": str(self.number),
+            "": self.standing,
+            "P(best)": format_chance(self.p_best),
+            "mean": format_number(self.mean),
+            "95 %": "-" if self.low is None else f"{low} to {high}",
+            "seeds": str(len(self.values)),
+            "search saw": format_number(self.original),
+            "looked better by": format_number(self.optimism),
+            "values by seed": ", ".join(map(format_number, self.values)) or "-",
+            "time a run": format_seconds(self.seconds),
+        }
 
     @property
     def optimism_share(self) -> float | None:
@@ -644,7 +649,7 @@ class ConfirmationResult:
     def _tie(self) -> Iterator[str]:
         if not self.is_decided or not self.tied:
             return
-        numbers = _listed([str(one.number) for one in self.tied])
+        numbers = listed([str(one.number) for one in self.tied])
         cheap = next((one for one in self.tied if one.number == self.cheaper), None)
         if cheap is None:
             known = all(one.seconds is not None for one in self.tied)
@@ -786,26 +791,11 @@ def as_series_result(
         "P(best) is the probability that a leader's mean over all seeds is the best of the "
         "leaders.",
         sentences=found.sentences(),
-        columns=_COLUMNS,
-        rows=[_row(one) for one in found.leaders],
+        columns=list(found.leaders[0].cells()),
+        rows=[list(one.cells().values()) for one in found.leaders],
         best=best and ([one.number for one in found.tied] or best),
         compared=request.follow(trials).compared,
     )
-
-
-def _row(one: ConfirmedTrial) -> list[str]:
-    return [
-        str(one.number),
-        one.standing,
-        format_chance(one.p_best),
-        format_number(one.mean),
-        one.interval_text,
-        str(len(one.values)),
-        format_number(one.original),
-        format_number(one.optimism),
-        ", ".join(map(format_number, one.values)) or "-",
-        format_seconds(one.seconds),
-    ]
 
 
 def format_chance(chance: float | None) -> str:
@@ -883,7 +873,3 @@ def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
 
 def _count(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

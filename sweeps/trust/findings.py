@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sweeps.errors import NO_SUCCESS, LedgerError
-from sweeps.formatting import format_number, format_reason, format_value
+from sweeps.formatting import format_number, format_reason, format_value, listed
 from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary, of_search
@@ -298,7 +298,7 @@ class _Evidence:
             return
         limit = _CHANCE / len(self.effects)
         clear = {key: one for key, one in self.effects.items() if one.chance < limit}
-        unclear = _listed([self.names[key] for key in self.effects if key not in clear])
+        unclear = listed([self.names[key] for key in self.effects if key not in clear])
         num = max(one.num_trials for one in self.effects.values())
         at = f"{self.spec.budget.report_word} {self.compared.epoch}"
         where = f"{self.metric} among {num} trials at {at}"
@@ -310,7 +310,7 @@ class _Evidence:
         sentence += f"{_percent(clear[first].share)} of the ranking by {where}"
         if rest:
             also = [f"{self.names[key]} {_percent(clear[key].share)}" for key in rest]
-            sentence += f", {_listed(also)}"
+            sentence += f", {listed(also)}"
         if unclear:
             sentence += f"; no clear effect of {unclear}"
         yield Finding("importance", f"{sentence}.")
@@ -358,7 +358,7 @@ class _Evidence:
             return
         groups: dict[str, list[TrialSummary]] = {}
         for record in failed:
-            alike = re.sub(r"\d[\d.e+-]*", "#", record.reason or "")
+            alike = _NUMBER.sub("#", record.reason or "")
             groups.setdefault(alike, []).append(record)
         largest = sorted(groups.values(), key=len, reverse=True)
         parts = []
@@ -371,7 +371,7 @@ class _Evidence:
         if rest := len(largest) - len(parts):
             parts.append(f"{rest} other reasons" if rest > 1 else "1 other reason")
         yield Finding(
-            "failures", f"{len(failed)} of {len(self.records)} trials failed: {_listed(parts)}."
+            "failures", f"{len(failed)} of {len(self.records)} trials failed: {listed(parts)}."
         )
 
 
@@ -393,12 +393,6 @@ def _same(own: object, value: object) -> bool:
     if is_number(own) and is_number(value):
         return abs(own - value) <= 1e-9 * max(abs(own), abs(value))
     return own == value and isinstance(own, bool) == isinstance(value, bool)
-
-
-def _listed(words: Sequence[str]) -> str:
-    if not words:
-        return ""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:

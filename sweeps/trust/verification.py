@@ -99,9 +99,8 @@ def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -
         view = SweepView(paths)
         records = view.ledger.records()
     except LedgerError as error:
-        what, _, remedy = str(error).rpartition("; ")
         if not damage:
-            found.contradictions.append(Contradiction("ledger", what, remedy, str(paths.ledger)))
+            found.contradictions.append(Contradiction.of("ledger", error, paths.ledger))
         found.notes.append("trials and tracking were not compared: the ledger cannot be read")
         return found
     if view.running:
@@ -121,8 +120,7 @@ def _check(
 ) -> None:
     paths = view.paths
     if view.damage:
-        what, _, remedy = view.damage.rpartition("; ")
-        found.contradictions.append(Contradiction("sweep.yaml", what, remedy, str(paths.spec)))
+        found.contradictions.append(Contradiction.of("sweep.yaml", view.damage, paths.spec))
     revisions = _revisions(paths)
     found.checked.append(
         f"{len(revisions)} revision{'s' * (len(revisions) != 1)} of the spec"
@@ -204,8 +202,7 @@ def _corrections(view: SweepView) -> Iterator[Contradiction]:
 def _outside(view: SweepView, found: Verification) -> Iterator[Contradiction]:
     """Yield what leads out of the root, so that it may belong to another one."""
     for sentence in links_outside(view.paths):
-        what, _, remedy = sentence.rpartition("; ")
-        yield Contradiction("root", what, remedy)
+        yield Contradiction.of("root", sentence)
     tracker = tracker_at(view.spec.tracking.uri, view.paths.root)
     for former in tracker.correct_addresses(dry_run=True):
         found.notes.append(
@@ -222,8 +219,7 @@ def _outside(view: SweepView, found: Verification) -> Iterator[Contradiction]:
     try:
         check_no_copy(view.paths, view.spec, view.ledger.run_from)
     except OutsideRoot as error:
-        what, _, remedy = str(error).rpartition("; ")
-        yield Contradiction("root", what, remedy)
+        yield Contradiction.of("root", error)
 
 
 def _outbox(view: SweepView, found: Verification) -> Iterator[Contradiction]:
@@ -282,8 +278,7 @@ def _tracking(
             yield _missing(one, command)
         yield from _last_values(view, records, comparison)
     except StoreUnreadable as error:
-        what, _, remedy = str(error).rpartition("; ")
-        yield Contradiction("tracking store", what, remedy, str(file))
+        yield Contradiction.of("tracking store", error, file)
         return
     found.checked.append(f"{1 + len(records)} runs in the tracking store")
 
@@ -593,6 +588,12 @@ class Contradiction(NamedTuple):
     what: str
     remedy: str
     file: str | None = None
+
+    @classmethod
+    def of(cls, where: str, message: object, file: Path | None = None) -> Contradiction:
+        """Return what a message says whose last part is the remedy."""
+        what, _, remedy = str(message).rpartition("; ")
+        return cls(where, what, remedy, None if file is None else str(file))
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}; {self.remedy}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from sweeps.formatting import listed
 from sweeps.spec.space import Choice, Distribution, is_number
 from sweeps.spec.yaml_scalars import write_flow
 from sweeps.statistics.variance_shares import Share, VarianceShares, variance_shares
@@ -64,7 +65,7 @@ def effects(data: AuditData) -> Card:
         return _card("not enough data", text, figure, "run more trials")
     if not idle:
         return _card("pass", evidence, figure)
-    names = _listed([data.name(key) for key in idle])
+    names = listed([data.name(key) for key in idle])
     most = max(shares.total[key].high for key in idle)
     evidence += f" {names}: at most {most:.0%}, alone and with others."
     return _card(
@@ -141,7 +142,3 @@ def _fixed(data: AuditData, keys: Sequence[str]) -> list[str] | None:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
@@ -73,18 +73,7 @@ class Audit:
             "metric": self.view.spec.metrics[0],
             "num_trials": self.num_trials,
             "num_warnings": len(self.warned),
-            "cards": [
-                {
-                    "id": card.id,
-                    "question": card.question,
-                    "verdict": card.verdict,
-                    "evidence": card.evidence,
-                    "figure": card.figure,
-                    "remedy": card.remedy,
-                    "command": self.command(card),
-                }
-                for card in self.cards
-            ],
+            "cards": [asdict(card) | {"command": self.command(card)} for card in self.cards],
         }
 
 
