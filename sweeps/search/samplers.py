@@ -23,7 +23,7 @@ from typing import Any
 import optuna
 from optuna import Study
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, PartialFixedSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.errors import Issue, UserError
@@ -159,12 +159,11 @@ class Samplers:
             return self._build(name, search, number, seed)
 
     def _of_grid(self, number: int, seed: int, tried: Set[PointKey]) -> BaseSampler:
-        _checked(_GridPoint, self._search, "point")
+        _checked(PartialFixedSampler, self._search, "fixed_params", "base_sampler")
         left = (point for key, point in self._grid.items() if key not in tried)
-        point = next(left, None) if number >= len(self._search.points) else None
-        if point is None:  # parameters that try_first leaves out, or a grid without a free point
-            return optuna.samplers.RandomSampler(seed=seed)
-        return _GridPoint(point)
+        point = next(left, {}) if number >= len(self._search.points) else {}
+        # Drawn are parameters that try_first leaves out, or all if the grid has no free point.
+        return PartialFixedSampler(dict(point), optuna.samplers.RandomSampler(seed=seed))
 
     def _sources(self) -> list[FrozenTrial]:
         """Return complete trials of earlier sweeps with the parameters that CMA-ES models."""
@@ -287,38 +286,6 @@ def _short(sampler: str) -> str:
     sampler would start each fit from the defaults.
     """
     return _NAMES.get(_load(sampler), sampler) if ":" in sampler else sampler
-
-
-class _GridPoint(BaseSampler):
-    """Suggest one point of a grid."""
-
-    def __init__(self, point: Mapping[str, Any]) -> None:
-        self._point = point
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """Return nothing: each parameter is suggested alone."""
-        del study, trial
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Return nothing: each parameter is suggested alone."""
-        del study, trial, search_space
-        return {}
-
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """Return the value of the point."""
-        del study, trial, param_distribution
-        return self._point[param_name]
 
 
 def _load(name: str) -> type[BaseSampler]:

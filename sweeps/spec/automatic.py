@@ -18,7 +18,7 @@ from sweeps.spec.search_checks import num_points
 from sweeps.spec.search_validators import AUTO
 from sweeps.spec.sections import SearchConfig
 from sweeps.stopping.asha import AshaPromote
-from sweeps.stopping.registry import WITHOUT_SECTION, rule_class
+from sweeps.stopping.registry import rule_of
 from sweeps.stopping.rule import NoStopping
 from trainable.config import BudgetConfig
 
@@ -182,7 +182,7 @@ def resolve(data: dict[str, Any]) -> list[AutoChoice]:
         AutoChoice(
             (section, _KEYS[section]),
             row.name,
-            row.why(at, _rule(data) if section == "search" else sampler),
+            row.why(at, rule_of(data).name if section == "search" else sampler),
         )
         for section, row in rows.items()
     ]
@@ -217,14 +217,8 @@ def _circumstances(data: Mapping[str, Any]) -> Circumstances:
         rungs=_rungs(stopping, reports),
         reports=reports,
         needs_learning=bool(search.get("arguments") or search.get("warm_start")),
-        is_population=rule_class(stopping.get("scheduler")).is_population,
+        is_population=rule_of(data).is_population,
     )
-
-
-def _rule(data: Mapping[str, Any]) -> str:
-    if "early_stopping" not in data:
-        return WITHOUT_SECTION.name
-    return rule_class(_section(data, "early_stopping").get("scheduler")).name
 
 
 def _rungs(stopping: Mapping[str, Any], reports: int) -> Sequence[int]:

@@ -36,7 +36,7 @@ from sweeps.spec.searched_workers import WORKERS, workers_faults
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, ResourcesConfig
 from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.spec.yaml_scalars import write_flow
-from sweeps.stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_class
+from sweeps.stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_of
 from sweeps.stopping.rule import StoppingRule
 from trainable.config import BudgetConfig, TrainConfig
 from trainable.store.notes import PREFIX
@@ -64,11 +64,10 @@ def cross_field_checks(
     yield from _objective_faults(data)
     yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
-    yield from repeats_faults(data)
-    yield from _evaluation_faults(data.get("budget"), space)
-    yield from _inheritance_faults(data)
-    yield from _share_faults(data.get("resources"), show)
-    yield from _rate_faults(data.get("train"), show)
+    yield from _repeats_faults(data)
+    yield from _evaluation_faults(data, space)
+    yield from _share_faults(data, show)
+    yield from _rate_faults(data, show)
     yield from argument_faults(data)
     sound = sound_constraints(data, space)
     for key in space:
@@ -109,128 +108,99 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     for index, name in enumerate(metric):
         if name in metric[:index]:
             yield Issue(("metric", index), f"{written(name)} is listed twice; list each one once")
-    stopping, search = data.get("early_stopping"), data.get("search")
-    scheduler: object = WITHOUT_SECTION.name
-    if isinstance(stopping, dict):
-        scheduler = stopping.get("scheduler", DEFAULT_RULE.name)
-    if rule_class(scheduler).needs_one_metric:
-        able = [name for name, rule in RULES.items() if not rule.needs_one_metric]
-        yield Issue(
+    rule, sampler = rule_of(data), _at(data, ("search", "sampler"))
+    *able, last = (name for name, one in RULES.items() if not one.needs_one_metric)
+    for path, takes_one, does, fix in (
+        (
             ("early_stopping", "scheduler"),
-            f"{scheduler} compares trials by one metric, and there are {count}; write "
-            f"{', '.join(able[:-1])} or {able[-1]}, or a single metric",
-        )
-    for path in _stops_by_value(data.get("stop")):
-        yield Issue(
-            path,
-            f"this criterion watches one metric, and there are {count}; leave it out, or write a "
-            "single metric",
-        )
-    if isinstance(search, dict) and search.get("warm_start"):
-        yield Issue(
+            rule.needs_one_metric,
+            f"{rule.name} compares trials by",
+            f"write {', '.join(able)} or {last}, or",
+        ),
+        (
+            ("stop", "value"),
+            _at(data, ("stop", "value")) is not None,
+            "this criterion watches",
+            "leave it out, or write",
+        ),
+        (
+            ("stop", "plateau", "trials"),
+            _at(data, ("stop", "plateau", "trials")) is not None,
+            "this criterion watches",
+            "leave it out, or write",
+        ),
+        (
             ("search", "warm_start"),
-            f"a warm start works with one metric, and there are {count}; leave it out, or write a "
-            "single metric",
-        )
-    sampler = search.get("sampler") if isinstance(search, dict) else None
-    if sampler in _ONE_METRIC_SAMPLERS:
-        yield Issue(
+            bool(_at(data, ("search", "warm_start"))),
+            "a warm start works with",
+            "leave it out, or write",
+        ),
+        (
             ("search", "sampler"),
-            f"{sampler} learns from one metric, and there are {count}; write tpe or gp, "
-            "or a single metric",
-        )
-
-
-def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of the section `stop` that look at the metric's value."""
-    if not isinstance(stop, dict):
-        return
-    if stop.get("value") is not None:
-        yield "stop", "value"
-    plateau = stop.get("plateau")
-    if isinstance(plateau, dict) and plateau.get("trials") is not None:
-        yield "stop", "plateau", "trials"
+            sampler in _ONE_METRIC_SAMPLERS,
+            f"{sampler} learns from",
+            "write tpe or gp, or",
+        ),
+    ):
+        if takes_one:
+            message = f"{does} one metric, and there are {count}; {fix} a single metric"
+            yield Issue(path, message)
 
 
 def _early_stopping_faults(
     data: Mapping[str, Any], space: Mapping[str, Distribution | None]
 ) -> Iterator[Issue]:
-    stopping, budget = data.get("early_stopping"), data.get("budget", {})
-    if not isinstance(stopping, dict) or not isinstance(budget, dict):
-        return
-    rule = rule_class(stopping.get("scheduler"))
-    first, length = _first_epoch(rule, stopping), _valid_budget(budget)
-    too_late = isinstance(first, int) and length is not None and first >= length.reports
-    late = (first, length) if too_late and length is not None else None
+    rule, budget = rule_of(data), _valid_budget(data.get("budget", {}))
     if rule.is_population:
-        yield from _population_faults(data, space, rule, late)
-    elif late is not None and length is not None:
-        last, more = length.reports, _length(length)
-        fix = (
-            f"write a number from 1 to {last - 1}, or"
-            if last > 1
-            else f"give {more.partition(' (')[0]} 2 or more, or write"
-        )
-        yield Issue(
-            ("early_stopping", str(rule.first_epoch_key)),
-            f"{first} is not below {more}; early stopping needs a rung before the last "
-            f"{length.report_word}; {fix} scheduler: {WITHOUT_SECTION.name}",
-        )
+        yield from _population_faults(data, space, rule)
+    if (key := rule.first_epoch_key) is None or budget is None:
+        return
+    first = _at(data, ("early_stopping", key))
+    if first is None:
+        first = rule.model_fields[key].default
+    if not isinstance(first, int) or first < budget.reports:
+        return
+    name = "budget.epochs" if budget.report_word == "epoch" else "the budget's reports"
+    word, last = budget.report_word, budget.reports
+    if rule.is_population:
+        why = f"{rule.name} compares trials before their last {word}"
+        fix = f"write a smaller interval, or more {word}s"
+    else:
+        why = f"early stopping needs a rung before the last {word}"
+        fix = f"write a number from 1 to {last - 1}" if last > 1 else f"give {name} 2 or more"
+        fix += f", or {'' if last > 1 else 'write '}scheduler: {WITHOUT_SECTION.name}"
+    yield Issue(("early_stopping", key), f"{first} is not below {name} ({last}); {why}; {fix}")
 
 
-def _valid_budget(data: Mapping[str, Any]) -> BudgetConfig | None:
+def _valid_budget(data: object) -> BudgetConfig | None:
     try:
         return BudgetConfig.model_validate(data)
     except ValidationError:  # reported elsewhere
         return None
 
 
-def _length(budget: BudgetConfig) -> str:
-    """Return what the number of reports is called, with the number."""
-    name = "budget.epochs" if budget.report_word == "epoch" else "the budget's reports"
-    return f"{name} ({budget.reports})"
-
-
 def _evaluation_faults(
-    budget: object, space: Mapping[str, Distribution | None]
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
 ) -> Iterator[Issue]:
     """Check that all trials are evaluated on the same samples."""
-    if isinstance(budget, dict) and budget.get("val_batches") and "train.batch_size" in space:
+    if (batches := _at(data, ("budget", "val_batches"))) and "train.batch_size" in space:
         yield Issue(
             ("budget", "val_batches"),
-            f"{budget['val_batches']} batches have other samples in each trial, because "
+            f"{batches} batches have other samples in each trial, because "
             "train.batch_size is searched; trials are compared on the same samples; remove it, "
             "or give the task fewer validation samples",
         )
 
 
-def _first_epoch(rule: type[StoppingRule], stopping: Mapping[str, Any]) -> Any:
-    """Return the first epoch at which a rule decides, from the spec; None: the rule has none."""
-    key = rule.first_epoch_key
-    return None if key is None else stopping.get(key, rule.model_fields[key].default)
-
-
 def _population_faults(
-    data: Mapping[str, Any],
-    space: Mapping[str, Distribution | None],
-    rule: type[StoppingRule],
-    late: tuple[int, BudgetConfig] | None,
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None], rule: type[StoppingRule]
 ) -> Iterator[Issue]:
-    """Check what a population needs: size, interval, parameters to search and to keep equal."""
-    trials, scheduler = data.get("trials"), rule.name
-    stopping = data.get("early_stopping")
-    if isinstance(stopping, dict) and stopping.get("exempt"):
+    """Check what a population needs: members, parameters to search and to keep equal, links."""
+    trials, scheduler, seeds = data.get("trials"), rule.name, _num_seeds(data)
+    if _at(data, ("early_stopping", "exempt")):
         yield Issue(
             ("early_stopping", "exempt"),
             f"{scheduler} stops no trial, so that none can be exempt; leave it out",
-        )
-    if late is not None:
-        interval, budget = late
-        word = budget.report_word
-        yield Issue(
-            ("early_stopping", str(rule.first_epoch_key)),
-            f"{interval} is not below {_length(budget)}; {scheduler} compares trials "
-            f"before their last {word}; write a smaller interval, or more {word}s",
         )
     if isinstance(trials, int) and trials < 2:
         yield Issue(
@@ -254,14 +224,14 @@ def _population_faults(
             "train, and the space has none; search for example train.optimizer.lr, or write "
             f"scheduler: {DEFAULT_RULE.name}",
         )
-
-
-def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Refuse a population with checkpoints in an object store, which has no links."""
-    stopping, storage = data.get("early_stopping"), data.get("storage")
-    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
-    checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
-    if rule_class(scheduler).is_population and checkpoints is not None:
+    if seeds > 1:
+        yield Issue(
+            ("repeats",),
+            f"the members of a population ({scheduler}) copy checkpoints from each other, and "
+            f"{seeds} seeds of one member would be {seeds} members; leave repeats out, or write "
+            "another scheduler",
+        )
+    if _at(data, ("storage", "checkpoints")) is not None:
         yield Issue(
             ("storage", "checkpoints"),
             f"{scheduler} copies checkpoints between trials as hard links, and an object store "
@@ -269,11 +239,29 @@ def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
         )
 
 
-def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
+def _repeats_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse several configurations that would all be the same, each with several seeds."""
+    trials, seeds = data.get("trials"), _num_seeds(data)
+    if seeds > 1 and not data.get("space") and isinstance(trials, int) and trials > 1:
+        yield Issue(
+            ("repeats",),
+            f"the space is empty, and all {trials} trials would be the same configuration with "
+            f"the same {seeds} seeds; write trials: 1, or leave repeats out: trials without a "
+            "space differ in their seeds",
+        )
+
+
+def _num_seeds(data: Mapping[str, Any]) -> int:
+    """Return with how many seeds each configuration trains; 1 if that is wrong."""
+    repeats = data.get("repeats")
+    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
+    return seeds if isinstance(seeds, int) else 1
+
+
+def _share_faults(data: Mapping[str, Any], show: Show) -> Iterator[Issue]:
     """Refuse a share of a CPU or a GPU below Ray's unit."""
-    for key, value in resources.items() if isinstance(resources, dict) else ():
-        path = ("resources", key)
-        if key in ("cpu", "gpu") and is_number(value) and 0 < value < _LEAST_SHARE:
+    for path in (("resources", "cpu"), ("resources", "gpu")):
+        if is_number(value := _at(data, path)) and 0 < value < _LEAST_SHARE:
             yield Issue(
                 path,
                 f"{show(path, value)} is too small; Ray counts in ten-thousandths; write "
@@ -281,10 +269,9 @@ def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
             )
 
 
-def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
+def _rate_faults(data: Mapping[str, Any], show: Show) -> Iterator[Issue]:
     """Refuse decay rates that no optimizer accepts."""
-    optimizer = train.get("optimizer") if isinstance(train, dict) else None
-    betas = optimizer.get("betas") if isinstance(optimizer, dict) else None
+    betas = _at(data, ("train", "optimizer", "betas"))
     for index, rate in enumerate(betas if isinstance(betas, list | tuple) else ()):
         path = ("train", "optimizer", "betas", index)
         if is_number(rate) and not 0 <= rate < 1:
@@ -552,27 +539,3 @@ def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
             yield from _scalars(inner, (*path, key))
     else:
         yield path, value
-
-
-def repeats_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield why several seeds of each configuration do not fit the rest of a spec."""
-    repeats, stopping = data.get("repeats"), data.get("early_stopping")
-    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
-    if not isinstance(seeds, int) or seeds < 2:
-        return
-    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
-    if rule_class(scheduler).is_population:
-        yield Issue(
-            ("repeats",),
-            f"the members of a population ({scheduler}) copy checkpoints from each other, and "
-            f"{seeds} seeds of one member would be {seeds} members; leave repeats out, or write "
-            "another scheduler",
-        )
-    trials = data.get("trials")
-    if not data.get("space") and isinstance(trials, int) and trials > 1:
-        yield Issue(
-            ("repeats",),
-            f"the space is empty, and all {trials} trials would be the same configuration with "
-            f"the same {seeds} seeds; write trials: 1, or leave repeats out: trials without a "
-            "space differ in their seeds",
-        )

@@ -140,9 +140,15 @@ class _Range(Distribution):
     high: float
 
     form: ClassVar[str] = "[low, high]"
+    is_log: ClassVar[bool] = False
 
     def arguments(self) -> list[Any]:
         return [self.low, self.high]
+
+    def to_optuna(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=self.is_log)
 
     def boundary_values(self) -> list[tuple[int | None, Any]]:
         return [(0, self.low), (1, self.high)]
@@ -163,6 +169,8 @@ class _Range(Distribution):
         return float(min(max(value, self.low), self.high))
 
     def position(self, value: Any) -> float:
+        if self.is_log:
+            return _log_position(self.low, self.high, value)
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def identity(self, value: Any) -> Any:
@@ -175,28 +183,16 @@ class Uniform(_Range):
 
     name: ClassVar[str] = "uniform"
 
-    def to_optuna(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high)
-
 
 @dataclass(frozen=True)
 class LogUniform(_Range):
     """A number between `low` and `high`, uniform in its logarithm."""
 
     name: ClassVar[str] = "loguniform"
-
-    def to_optuna(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high, log=True)
+    is_log: ClassVar[bool] = True
 
     def at(self, share: float) -> Any:
         return min(self.high, max(self.low, self.low * (self.high / self.low) ** share))
-
-    def position(self, value: Any) -> float:
-        return _log_position(self.low, self.high, value)
 
 
 @dataclass(frozen=True)
@@ -255,7 +251,7 @@ class QUniform(_Range):
 
 
 @dataclass(frozen=True)
-class Int(Distribution):
+class Int(_Range):
     """A whole number from `low` to `high`, both included, `step` apart."""
 
     low: int
@@ -263,11 +259,7 @@ class Int(Distribution):
     step: int = 1
 
     name: ClassVar[str] = "int"
-    form: ClassVar[str] = "[low, high]"
     draws: ClassVar[str] = "whole numbers"
-
-    def arguments(self) -> list[Any]:
-        return [self.low, self.high]
 
     def to_data(self) -> dict[str, Any]:
         data = super().to_data()
@@ -281,7 +273,7 @@ class Int(Distribution):
     def to_optuna(self) -> BaseDistribution:
         from optuna.distributions import IntDistribution
 
-        return IntDistribution(self.low, self.high, step=self.step)
+        return IntDistribution(self.low, self.high, log=self.is_log, step=self.step)
 
     def at(self, share: float) -> Any:
         return self.low + int(share * ((self.high - self.low) // self.step + 1)) * self.step
@@ -303,8 +295,8 @@ class Int(Distribution):
     def normalize(self, value: Any) -> Any:
         return int(value)
 
-    def position(self, value: Any) -> float:
-        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+    def identity(self, value: Any) -> Any:
+        return self.normalize(value)
 
     def nearest(self, value: float) -> Any:
         found = min(max(value, self.low), self.high)
@@ -316,11 +308,7 @@ class LogInt(Int):
     """A whole number from `low` to `high`, uniform in its logarithm."""
 
     name: ClassVar[str] = "logint"
-
-    def to_optuna(self) -> BaseDistribution:
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, self.high, log=True)
+    is_log: ClassVar[bool] = True
 
     def at(self, share: float) -> Any:
         low, high = self.low - 0.5, self.high + 0.5  # so that both ends have their full weight
@@ -334,9 +322,6 @@ class LogInt(Int):
 
     def all_values(self) -> Iterable[Any] | None:
         return super().values()
-
-    def position(self, value: Any) -> float:
-        return _log_position(self.low, self.high, value)
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,16 @@ the text of a file, which keeps its comments. What must not live here: the meani
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
+from ruamel.yaml.composer import Composer
+from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
+from ruamel.yaml.events import AliasEvent, DocumentStartEvent
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
 
 from redaction.secrets import HIDDEN, is_secret
@@ -97,29 +90,30 @@ def parse(text: str, label: str, environ: Mapping[str, str]) -> Document:
         return f"{label}:{line}:{column}"
 
     node = _compose(text, where)
-    if node is None or (node.kind == "scalar" and node.text in NULL and node.plain):
+    if node is None or (isinstance(node, ScalarNode) and _is_plain(node) and node.value in NULL):
         raise _single(
             where(1, 1),
             "the file is empty; a spec is a mapping of keys; `sweep init` writes one "
             "to start from",
         )
-    if node.kind != "mapping":
-        got = {"sequence": "a list", "scalar": "a single value"}[node.kind]
+    if not isinstance(node, MappingNode):
+        got = "a single value" if isinstance(node, ScalarNode) else "a list"
         raise _single(
-            where(*node.mark),
+            where(*_place(node.start_mark)),
             f"the top level is {got}; a spec is a mapping of keys; begin with `name: my_sweep`",
         )
-    return _Builder(label, where, environ).document(node)
+    return _Builder(label, where, environ, text).document(node)
 
 
 def parse_value(
     text: str, where: str, environ: Mapping[str, str], key: KeyPath = ("",)
 ) -> Document:
     """Read the VALUE of an override: a YAML scalar, or a flow list or mapping."""
-    node = _compose(text, lambda _line, _column: where) or _Node("scalar", (1, 1), "", plain=True)
-    outer = _Node("mapping", (1, 1), "")
-    outer.items.append(("", (1, 1), node))
-    return _Builder(where, lambda _line, _column: where, environ, key).document(outer)
+    node = _compose(text, lambda _line, _column: where)
+    start = StreamMark(where, 0, 0, 0)
+    name = ScalarNode("", "", start, start)
+    outer = MappingNode("", [(name, node or ScalarNode("", "", start, start))], start, start)
+    return _Builder(where, lambda _line, _column: where, environ, text, key).document(outer)
 
 
 def parse_text(value: str, where: str) -> Document:
@@ -133,23 +127,16 @@ def _single(where: str, message: str) -> SpecError:
     return SpecError([LocatedIssue(where, "", message)])
 
 
-@dataclass
-class _Node:
-    kind: str  # "scalar", "mapping" or "sequence"
-    mark: tuple[int, int]
-    text: str
-    plain: bool = False
-    items: list[tuple[str, tuple[int, int], _Node]] = field(default_factory=list)
-    elements: list[_Node] = field(default_factory=list)
-
-
 _Where = Callable[[int, int], str]
 
 
-def _compose(text: str, where: _Where) -> _Node | None:
+def _compose(text: str, where: _Where) -> Node | None:
     """Return the tree of the only document in `text`; None if it has none."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.Composer = partial(_Composer, where)
     try:
-        return _Composer(text, where).run()
+        found: Node | None = yaml.compose(text)
+        return found
     except SpecError:
         raise
     except ReaderError as error:
@@ -202,158 +189,149 @@ def _syntax_error(error: MarkedYAMLError, text: str, where: _Where) -> SpecError
     return _single(where(line, column), message)
 
 
-class _Composer:
-    def __init__(self, text: str, where: _Where) -> None:
-        self.text = text
-        self.where = where
-        self.anchors: dict[str, _Node] = {}
-        self.count = 0
+class _Composer(Composer):
+    """Compose the nodes of one document, and refuse what a spec must not hold."""
 
-    def run(self) -> _Node | None:
-        root: _Node | None = None
-        events: Iterator[Any] = YAML(typ="safe", pure=True).parse(self.text)
-        for event in events:
-            if isinstance(event, DocumentStartEvent):
-                if root is not None:
-                    raise _single(
-                        self._at(event),
-                        "a second document begins; a spec is one document; remove the line '---'",
-                    )
-            elif isinstance(event, NodeEvent):
-                root = self.node(event, events, 0)
-        return root
+    def __init__(self, where: _Where, loader: Any) -> None:
+        super().__init__(loader)
+        self.warn_double_anchors = False
+        self.where, self.count = where, 0
 
-    def node(self, event: Any, events: Iterator[Any], depth: int) -> _Node:
-        mark = (event.start_mark.line + 1, event.start_mark.column + 1)
+    def compose_document(self) -> Any:
+        found = super().compose_document()
+        if self.parser.check_event(DocumentStartEvent):
+            raise _single(
+                self._at(self.parser.peek_event()),
+                "a second document begins; a spec is one document; remove the line '---'",
+            )
+        return found
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
         self.count += 1
-        if depth > MAX_DEPTH or self.count > MAX_VALUES:
-            raise _too_much(self.where(*mark), deep=depth > MAX_DEPTH)
+        if self.depth > MAX_DEPTH or self.count > MAX_VALUES:
+            raise _too_much(self._at(event), deep=self.depth > MAX_DEPTH)
         if isinstance(event, AliasEvent):
-            if event.anchor not in self.anchors:
+            found = self.anchors.get(event.anchor)
+            if found is None or found.end_mark is None:  # or the alias is inside of its anchor
                 raise _single(
                     self._at(event),
                     f"*{event.anchor} refers to nothing; an alias needs an anchor "
                     f"&{event.anchor} before it; write the value, or put a text with "
                     "* in quotes",
                 )
-            return self.anchors[event.anchor]
-        if event.tag is not None:
+        elif event.tag is not None:
             tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
             raise _single(
                 self._at(event),
                 f"the tag {cut(tag)} is refused; a spec is plain data and holds no "
                 "objects; remove the tag",
             )
-        if isinstance(event, ScalarEvent):
-            node = _Node("scalar", mark, event.value, plain=event.style is None)
-        elif isinstance(event, MappingStartEvent):
-            node = self.mapping(event, mark, events, depth)
-        else:
-            assert isinstance(event, SequenceStartEvent)
-            node = _Node("sequence", mark, "")
-            while not isinstance(item := next(events), SequenceEndEvent):
-                node.elements.append(self.node(item, events, depth + 1))
-            node.text = self._slice(event, item)
-        if event.anchor is not None:
-            self.anchors[event.anchor] = node
+        node = super().compose_node(parent, index)
+        is_key = isinstance(parent, MappingNode) and index is None
+        if is_key and not isinstance(node, ScalarNode):
+            raise _single(
+                self._at(event), "a key is a list or a mapping; keys are text; write a plain word"
+            )
         return node
-
-    def mapping(
-        self, start: Any, mark: tuple[int, int], events: Iterator[Any], depth: int
-    ) -> _Node:
-        node = _Node("mapping", mark, "")
-        while not isinstance(item := next(events), MappingEndEvent):
-            key = self.node(item, events, depth + 1)
-            if key.kind != "scalar":
-                raise _single(
-                    self._at(item),
-                    "a key is a list or a mapping; keys are text; write a plain word",
-                )
-            at = (item.start_mark.line + 1, item.start_mark.column + 1)
-            child = self.node(next(events), events, depth + 1)
-            if child.plain and not child.text:
-                child.mark = at  # for an empty value the parser gives the next token's position
-            node.items.append((key.text, at, child))
-        node.text = self._slice(start, item)
-        return node
-
-    def _slice(self, start: Any, end: Any) -> str:
-        if not start.flow_style:
-            return "a mapping" if isinstance(start, MappingStartEvent) else "a list"
-        return " ".join(self.text[start.start_mark.index : end.end_mark.index].split())
 
     def _at(self, event: Any) -> str:
-        return self.where(event.start_mark.line + 1, event.start_mark.column + 1)
+        return self.where(*_place(event.start_mark))
+
+
+def _place(mark: Any) -> tuple[int, int]:
+    """Return line and column, which count from 1."""
+    return mark.line + 1, mark.column + 1
+
+
+def _is_plain(node: ScalarNode) -> bool:
+    return node.style is None
 
 
 class _Builder:
     """Turns nodes into data; problems of single values are collected, not raised."""
 
     def __init__(
-        self, label: str, where: _Where, environ: Mapping[str, str], key: KeyPath | None = None
+        self,
+        label: str,
+        where: _Where,
+        environ: Mapping[str, str],
+        source: str,
+        key: KeyPath | None = None,
     ) -> None:
         self.doc = Document(label, {}, {})
         self.key = key  # of an override, whose own paths begin with an empty key
         self.where = where
         self.environ = environ
+        self.source = source
         self.count = self.num_characters = 0
         self.refused: set[str] = set()  # variables of the current scalar
 
-    def document(self, node: _Node) -> Document:
-        self.doc.positions[()] = self._position(node, node.mark, ())
-        self.doc.data = self.value(node, (), 0)
+    def document(self, node: MappingNode) -> Document:
+        self.doc.data = self.value(node, (), _place(node.start_mark), 0)
         return self.doc
 
     def _in_spec(self, path: KeyPath) -> KeyPath:
         """Return a path of this document as a path of the spec."""
         return path if self.key is None else (*self.key, *path[1:])
 
-    def _position(self, node: _Node, key_mark: tuple[int, int], path: KeyPath) -> SourcePosition:
-        shown = cut(node.text)
-        if node.text and HIDDEN_SECTIONS.intersection(self._in_spec(path)[:1]):
-            shown = HIDDEN
-        elif node.kind == "scalar" and not (
-            node.plain and not isinstance(resolve(node.text), str)
-        ):
-            shown = quoted(node.text)
-        elif node.kind == "scalar" and node.text in NULL:
-            shown = "null"
-        return SourcePosition(self.where(*node.mark), self.where(*key_mark), node.mark, shown)
+    def _text(self, node: ScalarNode | CollectionNode) -> str:
+        """Return what a value is in a message: its text, or what kind it is."""
+        if isinstance(node, ScalarNode):
+            return str(node.value)
+        if not node.flow_style:
+            return "a mapping" if isinstance(node, MappingNode) else "a list"
+        return " ".join(self.source[node.start_mark.index : node.end_mark.index].split())
 
-    def value(self, node: _Node, path: KeyPath, depth: int) -> Any:
-        # Counted again here, because an alias is one event but stands for many values.
+    def _shown(self, node: ScalarNode | CollectionNode, path: KeyPath) -> str:
+        text = self._text(node)
+        if text and HIDDEN_SECTIONS.intersection(self._in_spec(path)[:1]):
+            return HIDDEN
+        if not isinstance(node, ScalarNode):
+            return cut(text)
+        if not _is_plain(node) or isinstance(resolve(text), str):
+            return quoted(text)
+        return "null" if text in NULL else cut(text)
+
+    def value(self, node: Any, path: KeyPath, key_mark: tuple[int, int], depth: int) -> Any:
+        """Return the value of a node, and store its position.
+
+        Values are counted again here: an alias is one event, and stands for many values.
+        """
+        mark, text = _place(node.start_mark), self._text(node)
+        if isinstance(node, ScalarNode) and _is_plain(node) and not text:
+            mark = key_mark  # for an empty value the parser gives the next token's position
+        self.doc.positions[path] = SourcePosition(
+            self.where(*mark), self.where(*key_mark), mark, self._shown(node, path)
+        )
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            raise _too_much(self.where(*node.mark), deep=depth > MAX_DEPTH)
-        self._add_characters(node.text, node.mark)
-        if node.kind == "scalar":
-            return self.scalar(node, path)
-        if node.kind == "sequence":
-            items: list[Any] = []
-            for index, element in enumerate(node.elements):
-                self.doc.positions[(*path, index)] = self._position(
-                    element, element.mark, (*path, index)
-                )
-                items.append(self.value(element, (*path, index), depth + 1))
-            return items
+            raise _too_much(self.where(*mark), deep=depth > MAX_DEPTH)
+        self._add_characters(text, mark)
+        if isinstance(node, ScalarNode):
+            return self.scalar(node, path, mark)
+        if not isinstance(node, MappingNode):
+            return [
+                self.value(element, (*path, index), _place(element.start_mark), depth + 1)
+                for index, element in enumerate(node.value)
+            ]
         data: dict[str, Any] = {}
         first: dict[str, tuple[int, int]] = {}
-        for key, mark, child in node.items:
+        for name, child in node.value:
+            key, at = name.value, _place(name.start_mark)
             inner = (*path, key)
-            self._add_characters(key, mark)
+            self._add_characters(key, at)
             if key in first:
-                line = first[key][0]
                 message = (
-                    f"the key '{cut(key)}' is on line {line} and again on line {mark[0]}; "
+                    f"the key '{cut(key)}' is on line {first[key][0]} and again on line {at[0]}; "
                     "a key appears once; remove one of them"
                 )
                 # Added under a path of its own, so that the first value is still checked.
-                problem = LocatedIssue(self.where(*mark), dotted(inner), message)
-                self.doc.problems.append(((*inner, "again"), mark, problem))
+                problem = LocatedIssue(self.where(*at), dotted(inner), message)
+                self.doc.problems.append(((*inner, "again"), at, problem))
                 continue
-            first[key] = mark
-            self.doc.positions[inner] = self._position(child, mark, inner)
-            data[key] = self.value(child, inner, depth + 1)
+            first[key] = at
+            data[key] = self.value(child, inner, at, depth + 1)
         return data
 
     def _add_characters(self, text: str, mark: tuple[int, int]) -> None:
@@ -365,15 +343,15 @@ class _Builder:
                 "counted in full; a spec is a short file; keep data in files of its own",
             )
 
-    def scalar(self, node: _Node, path: KeyPath) -> Any:
+    def scalar(self, node: ScalarNode, path: KeyPath, mark: tuple[int, int]) -> Any:
         self.refused.clear()
 
         def expanded(match: re.Match[str]) -> str:
             text = self.variable(match, path)
-            self._add_characters(text, node.mark)
+            self._add_characters(text, mark)
             return text
 
-        text = _VARIABLE.sub(expanded, node.text)
+        text = _VARIABLE.sub(expanded, node.value)
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             self.doc.add(
                 Issue(
@@ -383,7 +361,7 @@ class _Builder:
                 )
             )
             return ""
-        if not node.plain:
+        if not _is_plain(node):
             return text
         if LEADING_ZERO.fullmatch(text):
             number = str(int(text[:4300]))

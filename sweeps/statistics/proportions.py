@@ -28,13 +28,11 @@ def wilson_interval(hits: float, count: float, level: float = 0.95) -> tuple[flo
 
 def binomial_tail(hits: int, count: int, probability: float) -> float:
     """Return the probability of at least `hits` of `count` independent events."""
-    if hits <= 0:
-        return 1.0
-    if not 0 < probability < 1:
-        return float(probability == 1 and hits <= count)
-    yes, no = math.log(probability), math.log1p(-probability)
-    logs = (_log_comb(count, k) + k * yes + (count - k) * no for k in range(hits, count + 1))
-    return min(1.0, sum(map(math.exp, logs)))
+    from scipy.special import bdtrc
+
+    if hits <= 0 or hits > count:
+        return float(hits <= 0)
+    return float(bdtrc(hits - 1, count, probability))
 
 
 def hypergeometric_tail(hits: int, drawn: int, marked: int, count: int) -> float:

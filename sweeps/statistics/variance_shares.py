@@ -198,13 +198,10 @@ def _contrasts(count: int) -> Array:
 def _normal_scores(values: Sequence[float]) -> Array:
     import numpy
 
-    order = {value: index for index, value in enumerate(sorted(values))}
-    first: dict[float, int] = {}
-    for index, value in enumerate(sorted(values)):
-        first.setdefault(value, index)
+    ascending = numpy.sort(values)
+    before, through = (numpy.searchsorted(ascending, values, side) for side in ("left", "right"))
     normal, count = NormalDist(), len(values)
-    ranks = [(first[value] + order[value]) / 2 for value in values]
-    return numpy.array([normal.inv_cdf((rank + 0.5) / count) for rank in ranks])
+    return numpy.array([normal.inv_cdf(rank / 2 / count) for rank in before + through])
 
 
 def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple[str, str]]:
@@ -225,10 +222,6 @@ def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple
 
 def chi_squared_tail(statistic: float, freedom: int) -> float:
     """Return the probability that a chi-squared variable exceeds `statistic`."""
-    half = statistic / 2
-    if half == 0:
-        return 1.0
-    odd = freedom % 2
-    tail = math.erfc(math.sqrt(half)) if odd else 0.0
-    powers = (i + odd / 2 for i in range(freedom // 2))
-    return tail + sum(math.exp(-half + p * math.log(half) - math.lgamma(p + 1)) for p in powers)
+    from scipy.special import chdtrc
+
+    return float(chdtrc(freedom, statistic))

@@ -76,7 +76,29 @@ def halving_stopper(
     return HalvingStopper(brackets, reduction, bracket_of=bracket_of, minimize=minimize)
 
 
-class HalvingStopper:
+class _RungStopper:
+    """Base of the stoppers that compare each trial once at each rung of its bracket."""
+
+    def __init__(
+        self,
+        brackets: Sequence[Sequence[int]],
+        reduction: int,
+        *,
+        bracket_of: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        self._brackets = brackets
+        self._reduction, self._bracket_of = reduction, bracket_of
+        self._last_rung: dict[int, int] = {}
+        """By trial number, the highest rung at which the trial was compared."""
+
+    def _new_rung(self, number: int, epoch: int) -> tuple[int, int] | None:
+        """Return the bracket and the rung at which a trial is compared now, if it is."""
+        bracket = self._bracket_of(number)
+        rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
+        return None if rung <= self._last_rung.get(number, 0) else (bracket, rung)
+
+
+class HalvingStopper(_RungStopper):
     """Compare each trial at each rung with the trials that reached the rung before.
 
     A trial stops at a rung if its value is worse than a percentile of the earlier values there.
@@ -93,25 +115,20 @@ class HalvingStopper:
         bracket_of: Callable[[int], int] = lambda _: 0,
         minimize: bool,
     ) -> None:
-        self._brackets = brackets
-        self._reduction, self._bracket_of = reduction, bracket_of
+        super().__init__(brackets, reduction, bracket_of=bracket_of)
         self._sign = 1 if minimize else -1
         self._losses: dict[tuple[int, int], list[float]] = {}
         """By bracket and rung, the values there, ascending; negated where more is better."""
-        self._last_rung: dict[int, int] = {}
-        """By trial number, the highest rung at which the trial was compared."""
 
     def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues."""
         value = first_value(value)
-        bracket = self._bracket_of(number)
-        rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
-        if rung <= self._last_rung.get(number, 0):
+        if (at := self._new_rung(number, epoch)) is None:
             return None
         if not math.isfinite(value):
             return "not a finite number"
-        self._last_rung[number] = rung
-        losses, loss = self._losses.setdefault((bracket, rung), []), self._sign * value
+        self._last_rung[number] = at[1]
+        losses, loss = self._losses.setdefault(at, []), self._sign * value
         cutoff = _percentile(losses, 1 / self._reduction) if losses else math.inf
         rank = bisect_left(losses, loss) + 1
         num_equal = bisect_right(losses, loss) + 1 - rank
@@ -155,7 +172,7 @@ class AshaPromote(GeometricRungs):
         )
 
 
-class FrontStopper:
+class FrontStopper(_RungStopper):
     """Compare each trial at each rung, by all metrics, with those that reached the rung before.
 
     The n-th trial at a rung continues if it is among the best (n - 1) / `reduction` there, rounded
@@ -174,26 +191,21 @@ class FrontStopper:
         bracket_of: Callable[[int], int] = lambda _: 0,
         minimize: tuple[bool, ...],
     ) -> None:
-        self._brackets = brackets
-        self._reduction, self._bracket_of = reduction, bracket_of
+        super().__init__(brackets, reduction, bracket_of=bracket_of)
         self._minimize = minimize
         self.name_of: Callable[[int], int] = int
         """Returns the number by which a reason names a trial."""
         self._seen: dict[tuple[int, int], tuple[Fronts, list[int]]] = {}
         """By bracket and rung, the trials there and their numbers."""
-        self._last_rung: dict[int, int] = {}
-        """By trial number, the highest rung at which the trial was compared."""
 
     def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues."""
-        bracket = self._bracket_of(number)
-        rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
-        if rung <= self._last_rung.get(number, 0):
+        if (at := self._new_rung(number, epoch)) is None:
             return None
         if not is_finite(value):
             return "not all finite numbers"
-        self._last_rung[number] = rung
-        fronts, numbers = self._at(bracket, rung)
+        self._last_rung[number] = at[1]
+        fronts, numbers = self._at(at)
         mine = losses(value, self._minimize)
         index = fronts.add(mine)
         numbers.append(number)
@@ -220,10 +232,10 @@ class FrontStopper:
             return f"{needed}: {count}, others add more hypervolume"
         return f"{needed}: {self._why(numbers[one] for one in fronts.dominating(mine))}"
 
-    def _at(self, bracket: int, rung: int) -> tuple[Fronts, list[int]]:
+    def _at(self, at: tuple[int, int]) -> tuple[Fronts, list[int]]:
         from sweeps.statistics.fronts import Fronts  # NumPy is imported only where it is needed
 
-        return self._seen.setdefault((bracket, rung), (Fronts(len(self._minimize)), []))
+        return self._seen.setdefault(at, (Fronts(len(self._minimize)), []))
 
     def _why(self, numbers: Iterable[int]) -> str:
         """Return which trials dominate one."""

@@ -6,7 +6,7 @@ the parameters of the rule, in the order of this list. What must not live here: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -35,8 +35,12 @@ WITHOUT_SECTION: type[StoppingRule] = NoStopping
 """The rule of a spec without the section `early_stopping`."""
 
 
-def rule_class(name: object) -> type[StoppingRule]:
-    """Return the rule with a name, or the default rule: the schema reports an unknown name."""
+def rule_of(data: Mapping[str, Any]) -> type[StoppingRule]:
+    """Return the rule of a spec, or the default rule: the schema reports an unknown name."""
+    section = data.get("early_stopping")
+    if not isinstance(section, Mapping):
+        return WITHOUT_SECTION
+    name = section.get("scheduler")
     return RULES.get(name, DEFAULT_RULE) if isinstance(name, str) else DEFAULT_RULE
 
 

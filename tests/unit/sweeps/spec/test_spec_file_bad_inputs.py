@@ -13,152 +13,47 @@ from sweeps.spec.spec import load_spec
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 
-CASES = [
-    pytest.param(
-        "",
-        id="01 empty file",
-    ),
-    pytest.param(
-        "# nothing\n",
-        id="01 comment only",
-    ),
-    pytest.param(
-        "- a\n",
-        id="02 top-level list",
-    ),
-    pytest.param(
-        "digits\n",
-        id="02 top-level scalar",
-    ),
-    pytest.param(
-        "name: a\nbudget:\n\tepochs: 3\n",
-        id="03 tab indent",
-    ),
-    pytest.param(
-        HEAD + "train: {batch_size: [3\nseed: 0\n",
-        id="04 unclosed bracket",
-    ),
-    pytest.param(
-        HEAD + "tracking: 'val/loss\n",
-        id="04 unclosed quote",
-    ),
-    pytest.param(
-        HEAD + "train:\n  batch_size: 3\n  batch_size: 4\n",
-        id="05 duplicate key",
-    ),
-    pytest.param(
-        HEAD + "train: {optimizer: {learning_rte: 1}}\n",
-        id="06 misspelt key",
-    ),
-    pytest.param(
-        HEAD + "lr: 0.1\n",
-        id="06 key of another section",
-    ),
-    pytest.param(
-        HEAD + "search: {seed: 1}\n",
-        id="06 key of the top in a section",
-    ),
-    pytest.param(
-        HEAD + "train: {clip: {colour: red}}\n",
-        id="06 nothing near",
-    ),
-    pytest.param(
-        HEAD + "train:\n  optimizer:\n    lr: 1,5e-4\n",
-        id="08 decimal comma",
-    ),
-    pytest.param(
-        HEAD + "train: {optimizer: {lr: 1,5e-4}}\n",
-        id="08 decimal comma in braces",
-    ),
-    pytest.param(
-        HEAD + "seed: 012\n",
-        id="10 leading zero",
-    ),
-    pytest.param(
-        HEAD + "time: 12:30:00\n",
-        id="11 unknown time",
-    ),
-    pytest.param(
-        HEAD + "seed: 12:30:00\n",
-        id="11 sexagesimal is text",
-    ),
-    pytest.param(
-        HEAD + "seed: !!python/object/apply:os.system [ls]\n",
-        id="12 python object",
-    ),
-    pytest.param(
-        "a: " + "[" * 40 + "]" * 40,
-        id="13 nested too deep",
-    ),
-    pytest.param(
-        HEAD + "train:\n  batch_size: ${BATCH}\n",
-        id="53 unset variable",
-    ),
-    pytest.param(
-        HEAD + "train:\n  precision: ${API_TOKEN}\n",
-        id="53 secret",
-    ),
-    pytest.param(
-        "name: digits\ntask: {name: x, api_key: geheim, pad_token: 0, db: {password: geheim}, use_key: true, own_token: null}\nmetric: val/loss\nmode: min\ntrials: 24\n",
-        id="53 secret arguments",
-    ),
-    pytest.param(
-        HEAD
-        + "space:\n  task.hub_token: {choice: [geheim, b]}\n  task.data: {choice: ['s3://u:geheim@b', c]}\nsearch: {sampler: 'm:S', arguments: {api_key: geheim}}\n",
-        id="53 secrets elsewhere",
-    ),
-    pytest.param(
-        "name: digits\ntask: digits\nmetric: ${a b}\nmode: min\ntrials: 24\n",
-        id="53 no variable's name",
-    ),
-    pytest.param(
-        HEAD + "seed: 99999999999999999999\n",
-        id="huge number",
-    ),
-    pytest.param(
-        HEAD + "---\na: 1\n",
-        id="two documents",
-    ),
-    pytest.param(
-        HEAD + "seed: *x\n",
-        id="alias of nothing",
-    ),
-    pytest.param(
-        HEAD + "seed: @x\n",
-        id="special character",
-    ),
-    pytest.param(
-        HEAD + " seed: 3\n",
-        id="wrong indentation",
-    ),
-    pytest.param(
-        "name: \x01\n",
-        id="control character",
-    ),
-    pytest.param(
-        'name: digits\ntask: digits\nmetric: "\\ud800"\nmode: min\ntrials: 24\n',
-        id="half a character",
-    ),
-    pytest.param(
-        "name: digits\ntask:\nmetric: val/loss\nmode: min\ntrials: 24\n",
-        id="a section without defaults",
-    ),
-    pytest.param(
-        'name: "\\U00110000"\n',
-        id="escape of no character",
-    ),
-    pytest.param(
-        'name: "\\UFFFFFFFF"\n',
-        id="escape of a number beyond all characters",
-    ),
-    pytest.param(
-        HEAD + "seed: ${NO_1}${NO_1}${NO_2}\n",
-        id="a variable that is not set, twice",
-    ),
-]
+CASES = {
+    "01 empty file": "",
+    "01 comment only": "# nothing\n",
+    "02 top-level list": "- a\n",
+    "02 top-level scalar": "digits\n",
+    "03 tab indent": "name: a\nbudget:\n\tepochs: 3\n",
+    "04 unclosed bracket": HEAD + "train: {batch_size: [3\nseed: 0\n",
+    "04 unclosed quote": HEAD + "tracking: 'val/loss\n",
+    "05 duplicate key": HEAD + "train:\n  batch_size: 3\n  batch_size: 4\n",
+    "06 misspelt key": HEAD + "train: {optimizer: {learning_rte: 1}}\n",
+    "06 key of another section": HEAD + "lr: 0.1\n",
+    "06 key of the top in a section": HEAD + "search: {seed: 1}\n",
+    "06 nothing near": HEAD + "train: {clip: {colour: red}}\n",
+    "08 decimal comma": HEAD + "train:\n  optimizer:\n    lr: 1,5e-4\n",
+    "08 decimal comma in braces": HEAD + "train: {optimizer: {lr: 1,5e-4}}\n",
+    "10 leading zero": HEAD + "seed: 012\n",
+    "11 unknown time": HEAD + "time: 12:30:00\n",
+    "11 sexagesimal is text": HEAD + "seed: 12:30:00\n",
+    "12 python object": HEAD + "seed: !!python/object/apply:os.system [ls]\n",
+    "13 nested too deep": "a: " + "[" * 40 + "]" * 40,
+    "53 unset variable": HEAD + "train:\n  batch_size: ${BATCH}\n",
+    "53 secret": HEAD + "train:\n  precision: ${API_TOKEN}\n",
+    "53 secret arguments": "name: digits\ntask: {name: x, api_key: geheim, pad_token: 0, db: {password: geheim}, use_key: true, own_token: null}\nmetric: val/loss\nmode: min\ntrials: 24\n",
+    "53 secrets elsewhere": HEAD
+    + "space:\n  task.hub_token: {choice: [geheim, b]}\n  task.data: {choice: ['s3://u:geheim@b', c]}\nsearch: {sampler: 'm:S', arguments: {api_key: geheim}}\n",
+    "53 no variable's name": "name: digits\ntask: digits\nmetric: ${a b}\nmode: min\ntrials: 24\n",
+    "huge number": HEAD + "seed: 99999999999999999999\n",
+    "two documents": HEAD + "---\na: 1\n",
+    "alias of nothing": HEAD + "seed: *x\n",
+    "special character": HEAD + "seed: @x\n",
+    "wrong indentation": HEAD + " seed: 3\n",
+    "control character": "name: \x01\n",
+    "half a character": 'name: digits\ntask: digits\nmetric: "\\ud800"\nmode: min\ntrials: 24\n',
+    "a section without defaults": "name: digits\ntask:\nmetric: val/loss\nmode: min\ntrials: 24\n",
+    "escape of no character": 'name: "\\U00110000"\n',
+    "escape of a number beyond all characters": 'name: "\\UFFFFFFFF"\n',
+    "a variable that is not set, twice": HEAD + "seed: ${NO_1}${NO_1}${NO_2}\n",
+}
 
 
-@pytest.mark.parametrize("text", CASES)
+@pytest.mark.parametrize("text", CASES.values(), ids=CASES.keys())
 def test_invalid_file_is_refused(request: pytest.FixtureRequest, text: str) -> None:
     compare_messages(request, refusal(text))
 
