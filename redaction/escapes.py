@@ -20,6 +20,8 @@ _VISIBLE = {code: chr(code).encode("unicode_escape").decode() for code in _CONTR
 
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What begins a formula in a spreadsheet, also in full width."""
+_IN_COLUMN = re.compile(rf"(?<=;)(?=\s*+[{re.escape(''.join(_FORMULA))}])")
+"""Where a formula begins for spreadsheets that separate columns by semicolons, as in Europe."""
 _NUMBER = re.compile(
     r"[+-]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][+-]?\d{1,9})?|[+-]?(?:nan|inf)"
 )
@@ -39,7 +41,7 @@ def spreadsheet_cell(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    text = printable(value)
+    text = _IN_COLUMN.sub("'", printable(value))
     if text.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(text):
         return f"'{text}"
     return text

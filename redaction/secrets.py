@@ -90,7 +90,7 @@ _VALUE = (
 _COLOUR = r"(?:\x1b\[[\d;]{0,20}+m)*+"
 _BETWEEN = rf"""
     (?: {_COLOUR}(?:\\*+[\"'`]|%(?:25)*+2[27])?\]?{_COLOUR}[ \t]{{0,99}}+
-        (?:=>|->|:=|==?|:|>|%(?:25)*+3[ad])
+        (?:==?>|->|:=|==?|:|>|%(?:25)*+3[ad])
         [ \t]{{0,99}}+{_COLOUR}(?:[\"'][ \t]?,[ \t]?|%(?:25)*+2[27])?
         # a value alone on the next line, which is no name with a value of its own
         (?:\r?\n(?:[ \t]{{1,99}}+|(?=[\"']))
@@ -117,7 +117,8 @@ _NAME_ENDS = re.compile(rf"{_NAME}=")
 _REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
 
 _SPOKEN = re.compile(  # the password is X
-    r"(?i:(?<![\w-])(?P<name>passw(?:or)?d|passcode|passphrase|pwd|api[ _-]?key|secret|token))"
+    r"(?i:(?P<name>passw(?:or)?d|(?<![^\W_])(?:passcode|passphrase|pwd|secret|token|jwt"
+    r"|(?:api|access|secret|signing)[ _-]?key)))"
     r"(?P<between>(?:[ \t]{1,9}+(?:for|of)[ \t]{1,9}+(?:user[ \t]{1,9}+)?+[^\s'\"]{1,60}+)?+"
     r"(?:[ \t]{1,9}+(?:is|was))?+(?:[ \t]{0,9}+[|│┃→][ \t]{0,9}+|[ \t]{1,9}+)['\"]?+)"
     r"(?P<value>[^\s'\",;]{4,}+)"
@@ -132,7 +133,7 @@ _ATTACHED = re.compile(
     r"(?![=/:])"
 )
 _LOGIN_COMMAND = re.compile(
-    r"(?<![\w-])(?P<command>mysql|mariadb|7z|sshpass|docker[ \t]{1,9}+login|podman[ \t]{1,9}+login"
+    r"(?<![\w-])(?P<command>mysql|mariadb|mongo|7z|sshpass|(?:docker|podman)[ \t]{1,9}+login"
     r"|redis-cli|ldap|sqlcmd|zip|unzip|curl|smbclient|rpcclient)"
     r"(?P<rest>[\w-]{0,20}+[ \t'\"][^\n]{0,500}+)"
 )
@@ -142,11 +143,12 @@ _LOGIN_OPTIONS = {
     # a word after a blank is something else
     **dict.fromkeys(("mysql", "mariadb", "7z"), f"-p{_NO_OPTION}"),
     **dict.fromkeys(("sshpass", "docker", "podman"), f"-p{_APART}?"),
+    "mongo": f"-p{_APART}",
     **dict.fromkeys(("sqlcmd", "zip", "unzip"), f"-P{_APART}?"),
     "redis": f"-a{_APART}?",
     "ldap": f"-w{_APART}?",
     **dict.fromkeys(("smbclient", "rpcclient"), rf"-U{_APART}?['\"]?[^\s%'\"]{{0,60}}%"),
-    "curl": rf"(?:-u{_APART}?|--user(?:{_APART}|=))['\"]?[^\s:'\"]{{0,60}}:",
+    "curl": rf"(?:-[uU]{_APART}?|--(?:proxy-)?user(?:{_APART}|=))['\"]?[^\s:'\"]{{0,60}}:",
 }
 """By the first word of a command, what stands before a password on its command line."""
 
@@ -156,6 +158,11 @@ _FORMS = (
     r"(?i:\b(?:requirepass|masterauth)[ \t]{1,9})",  # redis.conf
     r"(?i:\bidentified[ \t]{1,9}(?:with[ \t]{1,9}[^\s;]{1,60}[ \t]{1,9})?"
     r"by[ \t]{1,9}(?:password[ \t]{1,9})?(?=['\"]))",  # MySQL, Oracle
+    # a quoted word, or one after the name of a user: also one that looks like any other
+    r"(?i:passw(?:or)?d[ \t]{1,9}(?:(?:is|was)[ \t]{1,9})?(?=['\"]))",
+    r"(?i:passw(?:or)?d[ \t]{1,9}(?:for|of)[ \t]{1,9}(?:user[ \t]{1,9})?[^\s:=]{1,60}[ \t]?[:=]"
+    r"[ \t]{0,9}(?=\S{1,200}[ \t]{0,9}\r?$))",
+    r"\bwandb[ \t]{1,9}login[ \t]{1,9}(?:--\S{1,40}[ \t]{1,9}){0,3}(?=[\w-]{0,99}\d)",
     r"HTTP(?:Basic|Digest|Proxy)Auth\([^,\n]{1,99},[ \t]{0,9}(?=['\"])",  # requests
     r"(?<![^\s'\"])-{1,2}pass(?:in|out)?[ \t=]{1,9}pass:",  # openssl-passphrase-options
 )
@@ -210,6 +217,7 @@ _WRITTEN_ADDRESS = re.compile(  # in JSON, in a query (RFC 3986), and without it
     r"|(?<![\w:/.])//(?=[^\s/?#@:]{0,100}:))"
     r"(?:(?!%(?:25){0,3}(?:2f|3f|23|40))[^\s/?#@\"'\\&]){1,300}+(?P<end>@|%(?:25){0,3}40))"
 )
+_USER_AND_PASSWORD = re.compile(r"[^\W\d][^\s/:]*+:(?!//)\S+")
 _PASSWORD = re.compile(r"://[^\s/?#:@]*+:(\S+)@")
 
 
@@ -260,7 +268,7 @@ def redact(text: str) -> str:
     if "-" in text:
         text = _LOGIN_COMMAND.sub(_without_password, text)
         text = _ATTACHED.sub(_without_mixed, text)
-    if any(word in lowered for word in ("pass ", "pass:", "auth", "identified")):
+    if any(word in lowered for word in ("pass", "auth", "identified", "wandb")):
         text = _IN_FORM.sub(rf"\g<before>{HIDDEN}", text)
     if "bearer" in lowered:
         text = _without_values(text, _lower(text), _BEARER)
@@ -301,7 +309,8 @@ def _without_values(text: str, lowered: str, pattern: re.Pattern[str]) -> str:
         if start < end or _is_plain(found["name"], found["value"]):
             continue
         closed = lowered.startswith(_CLOSED, start)
-        if found["name"] == "auth" and not closed and not _is_mixed(text[start:stop]):
+        is_login = _USER_AND_PASSWORD.fullmatch(text[start:stop])
+        if found["name"] == "auth" and not (closed or is_login or _is_mixed(text[start:stop])):
             continue  # a log writes `auth: session opened`
         wordy = found["name"].startswith(_WORDY) and not closed
         if wordy and (rest := _REST.match(lowered, stop)):

@@ -38,6 +38,7 @@ CALLS = (
     "open,openat,creat,mkdir,mkdirat,mknod,mknodat,link,linkat,symlink,symlinkat,rename,renameat,"
     "renameat2,unlink,unlinkat,truncate,chmod,fchmodat,execve,bind,connect"
 )
+CREATES = re.compile("mkdir|mknod|creat$|link|symlink|rename|bind")
 SPEC = (
     TINY.replace("trials: 2", "trials: 1").replace("search:", "train: {compile: true}\nsearch:")
 )  # fmt: skip
@@ -117,6 +118,20 @@ def test_no_predictable_name_is_used(kept: list[Path], traced: Path) -> None:
         if name and not any(re.fullmatch(known, name) for known in KNOWN):
             unknown.add(f"{call.name} {name}: {call.line.strip()[:300]}")
     assert unknown == set()
+
+
+def test_each_name_was_created_here(kept: list[Path], traced: Path) -> None:
+    """A name that no process of the sweep created is predictable, even if it looks random."""
+    used, created = set(), set()
+    for call in calls(traced):
+        if name := name_below(call.path, kept):
+            used.add(name)
+            # the last path of a call is what it creates: `symlink("/tmp/theirs", "/tmp/ours")`
+            last = re.findall(r'"([^"]*)"', call.line)[-1]
+            if CREATES.match(call.name) or "O_CREAT" in call.line or "O_TMPFILE" in call.line:
+                created |= {name} if call.path.endswith(last) else set()
+    # each driver looks at those of this user that were left behind
+    assert [name for name in used - created if not name.startswith("gradsweep-")] == []
 
 
 def test_new_names_are_private(kept: list[Path], traced: Path) -> None:
