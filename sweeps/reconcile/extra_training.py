@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from sweeps.ledger.attributes import SERIES_MODULES, Role
-from sweeps.ledger.trials import TrialRecord, TrialSummary
+from sweeps.ledger.trials import TrialRecord, TrialSummary, count_trials
 from sweeps.paths import SweepPaths
+from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.spec.resume_checks import Origin
 from sweeps.spec.spec import SweepSpec
 from trainable.store.metrics_file import Row
@@ -36,8 +38,12 @@ class NewTrial(NamedTuple):
     """Whether the common seed also decides how the task splits the data."""
 
 
-class SweepTrials(NamedTuple):
-    """A sweep whose spec may have been edited, and what its ledger says."""
+@dataclass(frozen=True)
+class SweepTrials:
+    """A sweep whose spec may have been edited, what its ledger says, and what is still to train.
+
+    Driver and views count by it.
+    """
 
     paths: SweepPaths
     spec: SweepSpec
@@ -46,6 +52,28 @@ class SweepTrials(NamedTuple):
     """For how long the sweep has run its trials."""
     series: TrialSeries | None
     """The last series of extra trials."""
+
+    @cached_property
+    def stop(self) -> StopCriterionMet | None:
+        """The stop criterion that ends the sweep before all trials have run; None if none does."""
+        return active_stop_criterion(self.spec, self.trials, self.seconds)
+
+    @cached_property
+    def num_missing(self) -> int:
+        """How many extra trials the series needs next that do not exist yet."""
+        return 0 if self.series is None else len(self.series.missing(self.trials))
+
+    @property
+    def num_unstarted(self) -> int:
+        """How many trials of the search do not exist yet, with all of their seeds."""
+        count = count_trials(self.spec.num_trials, self.trials, self.spec.repeats.seeds)
+        return count - len(self.trials)
+
+    @property
+    def num_left(self) -> int:
+        """How many trials have not ended, or not started."""
+        unfinished = sum(not trial.finished for trial in self.trials)
+        return unfinished + (0 if self.stop else self.num_unstarted) + self.num_missing
 
 
 @dataclass(frozen=True)
@@ -155,11 +183,6 @@ def read_series(stored: Mapping[str, Any] | None) -> TrialSeries | None:
     module = import_module(SERIES_MODULES[request.pop("role")])
     series: TrialSeries = module.read_series(request)
     return series
-
-
-def num_missing(series: TrialSeries | None, trials: Sequence[TrialSummary]) -> int:
-    """Return how many trials a series needs next that do not exist yet."""
-    return 0 if series is None else len(series.missing(trials))
 
 
 def add_trials(ledger: Ledger, new: Sequence[NewTrial]) -> list[TrialRecord]:

@@ -66,7 +66,7 @@ def run_sweep(
         driver = _Driver(sweep, prepared, display, lock, requests, interruption)
         try:
             _reconcile(sweep, before, display.warn)
-            if sweep.num_remaining:
+            if sweep.trials().num_left:
                 sweep.ledger.store_plan(prepared.plan.expected())
             driver.run_and_finalize(tell)
         except (CurveDamaged, LedgerError, OSError, StorageError) as error:
@@ -145,7 +145,7 @@ class _Driver:
         """Run the remaining trials, then publish the best one and deliver to tracking."""
         sweep = self.sweep
         abort_reason = None
-        if sweep.has_trials_to_run and not self.interruption.requested:
+        if sweep.has_trials_to_run() and not self.interruption.requested:
             abort_reason = self._run_trials()
         self.lock.check()
         tell(finalize_attempt(sweep, self.interruption, abort_reason, self.display.doing))
@@ -164,7 +164,7 @@ class _Driver:
                     start_seconds=START_SECONDS if is_local else math.inf,
                     grace=self.interruption.grace,
                 )
-                with self.display.begin(prepared, before, sweep.num_trials) as observer:
+                with self.display.begin(prepared, before, sweep.most_trials()) as observer:
                     loop = TrialLoop(
                         sweep,
                         prepared.resources,

@@ -60,7 +60,8 @@ def finalize_attempt(
     trials, best = ledger.trials(), ledger.front()
     num_searched = len(of_search(trials))
     recorder.tag(None, health_tags(trials))
-    left, stop = sweep.num_remaining, sweep.stopped
+    known = sweep.trials()
+    left, stop = known.num_left, known.stop
     published = _Published()
     failure = _failure(abort_reason, left, best, trials)
     if abort_reason is not None and failure is not None and failure.is_aborted:
@@ -117,7 +118,8 @@ def finalize_attempt(
 
 def _record_series(sweep: SweepSession) -> None:
     """Record what a series of extra trials says, in the runs of the trials that it speaks of."""
-    series, trials = sweep.series, sweep.ledger.trials()
+    known = sweep.trials()
+    series, trials = known.series, known.trials
     if series is None:
         return
     for number, tags in series.tags(trials).items():

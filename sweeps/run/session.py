@@ -18,22 +18,19 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import check_repeats, origins, repeats_of
 from sweeps.ledger.reasons import BY_THE_SWEEP
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
+from sweeps.ledger.trials import TrialRecord, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.extra_training import (
     PlannedExtra,
     SweepTrials,
-    TrialSeries,
-    num_missing,
     read_series,
 )
 from sweeps.reconcile.finishing import check_free, check_unfinished, make_directories
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply, close_stores
 from sweeps.reconcile.retrying import complete_retries
-from sweeps.reconcile.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconcile.store_check import Missing, lost_runs
 from sweeps.recording.notifications import LockedRecorder, Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_tracker
@@ -92,49 +89,32 @@ class SweepSession:
     only_extra: bool = False
     """Whether this driver runs extra trials and none of the search."""
 
-    @property
-    def stopped(self) -> StopCriterionMet | None:
-        """The stop criterion that ends the sweep before all trials have run; None if none does."""
-        return active_stop_criterion(self.spec, self.ledger.trials(), self.ledger.seconds)
+    def trials(self) -> SweepTrials:
+        """Return what the ledger says now."""
+        return known_trials(self.paths, self.spec, self.ledger)
 
-    @property
-    def num_trials(self) -> int:
-        """How many trials the sweep has at most when this driver has ended."""
-        trials = self.ledger.trials()
-        known = len(trials) if self.only_extra else self._count(trials)
-        return known + (0 if self.series is None else self.series.most(trials))
+    def most_trials(self) -> int:
+        """Return how many trials the sweep has at most when this driver has ended."""
+        known = self.trials()
+        new = 0 if self.only_extra else known.num_unstarted
+        more = 0 if known.series is None else known.series.most(known.trials)
+        return len(known.trials) + new + more
 
-    @property
-    def series(self) -> TrialSeries | None:
-        """The last series of extra trials; None without one."""
-        return read_series(self.ledger.series)
-
-    @property
-    def num_remaining(self) -> int:
-        """How many trials have not ended, including those that have not started."""
-        trials = self.ledger.trials()
-        unfinished = sum(not trial.finished for trial in trials)
-        num_new = 0 if self.stopped else self._count(trials) - len(trials)
-        return unfinished + num_new + num_missing(self.series, trials)
-
-    @property
     def has_trials_to_run(self) -> bool:
-        """Whether this driver has a trial to run."""
+        """Return whether this driver has a trial to run."""
+        known = self.trials()
         if not self.only_extra:
-            return self.num_remaining > 0
-        trials = self.ledger.trials()
-        extra = [one for one in trials if one.role not in ("search", "repeat")]
-        return num_missing(self.series, trials) > 0 or not all(one.finished for one in extra)
-
-    def _count(self, trials: Sequence[TrialRecord]) -> int:
-        return count_trials(self.spec.num_trials, trials, self.spec.repeats.seeds)
+            return known.num_left > 0
+        extra = [one for one in known.trials if one.role not in ("search", "repeat")]
+        return known.num_missing > 0 or not all(one.finished for one in extra)
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return a warning that the changes affect training and no trials remain."""
         changed = {key.partition(".")[0] for key in changes(before, self.spec)}
-        if self.num_remaining or not changed & _OF_TRIALS:
+        known = self.trials()
+        if known.num_left or not changed & _OF_TRIALS:
             return None
-        stop, num_trials = self.stopped, len(of_search(self.ledger.trials()))
+        stop, num_trials = known.stop, len(of_search(known.trials))
         most = self.spec.max_trials(2 * num_trials)
         more = (
             stop.continue_overrides if stop else (f"trials={most}",) if most > num_trials else ()
@@ -159,8 +139,7 @@ class SweepSession:
         make_directories(paths, spec, ledger.trials())
         for sentence in self._lost_files():
             warn(sentence)
-        stop = self.stopped
-        trials = ledger.trials()
+        trials, stop = ledger.trials(), self.trials().stop
         state = read_sweep_state(
             paths,
             spec,
@@ -319,12 +298,17 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
     return ledger
 
 
+def known_trials(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> SweepTrials:
+    """Return what a ledger says now of a sweep."""
+    return SweepTrials(paths, spec, ledger.trials(), ledger.seconds, read_series(ledger.series))
+
+
 def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> PlannedExtra:
     """Check that a sweep can resume with a spec, and return what it trains besides the search."""
     paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     extra = prepared.options.extra
     trials = ledger.trials()
-    sweep = SweepTrials(paths, spec, trials, ledger.seconds, read_series(ledger.series))
+    sweep = known_trials(paths, spec, ledger)
     chosen = extra.choose(sweep)
     again = chosen if extra.reopens else []
     # Without a trained trial there is nothing to compare with.

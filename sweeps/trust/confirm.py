@@ -70,7 +70,7 @@ def confirm(
 
     leaders.check_numbers()
     spec, document = read_again(view, say=display.warn)
-    before = stored_request(view.series)
+    before = stored_request(view.sweep_trials.series)
     # Whether the task takes the seed of its split is known once it is loaded.
     known = replace(leaders, split=before is not None and before.split)
     request = known.request(view.with_spec(spec))
@@ -706,7 +706,7 @@ class ConfirmationResult:
 
 def find_confirmation(view: SweepView) -> ConfirmationResult | None:
     """Return what the last confirmation of a sweep says; None if there was none."""
-    request = stored_request(view.series)
+    request = stored_request(view.sweep_trials.series)
     return None if request is None else summarize(request, view.spec, view.records)
 
 

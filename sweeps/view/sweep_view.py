@@ -9,6 +9,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,19 +20,17 @@ from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.ledger.trials import TrialSummary, count_trials, of_search
+from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths, list_sweeps, resolve_root
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.extra_training import (
     SeriesResult,
     SweepTrials,
     TrialSeries,
-    num_missing,
     read_series,
 )
 from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.reconcile.reconcile import Correction, UnknownDirectory, reconcile
-from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
@@ -113,10 +112,11 @@ class SweepView:
         self.ledger = LedgerReader(paths.ledger)
         self.records = self.ledger.trials
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
-        self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)
+        self.sweep_trials = SweepTrials(
+            paths, self.spec, self.records, self.ledger.seconds, self._read_series()
+        )
+        self.stop = self.sweep_trials.stop
         """The criterion that ends the sweep before all of its trials have run."""
-        self.series = self._read_series()
-        """The last series of extra trials; None without one."""
         self._pauses = make_pausing_rule(self.spec)
 
     def _read_series(self) -> TrialSeries | None:
@@ -150,8 +150,7 @@ class SweepView:
     @property
     def num_left(self) -> int:
         """How many trials have not ended, or not started."""
-        unfinished = sum(not trial.finished for trial in self.records)
-        return unfinished + (0 if self.stop else self._num_unstarted) + self._num_missing_extra
+        return self.sweep_trials.num_left
 
     @property
     def abort(self) -> Abort | None:
@@ -243,36 +242,26 @@ class SweepView:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        known = count_trials(self.spec.num_trials, self.records, self.spec.repeats.seeds)
-        return known + self._num_missing_extra
-
-    @property
-    def _num_unstarted(self) -> int:
-        """How many trials of the search have not started."""
-        count = count_trials(self.spec.num_trials, self.records, self.spec.repeats.seeds)
-        return count - len(self.records)
-
-    @cached_property
-    def _num_missing_extra(self) -> int:
-        """How many extra trials a series needs next that do not exist yet."""
-        return num_missing(self.series, self.records)
+        known = self.sweep_trials
+        return len(self.records) + known.num_unstarted + known.num_missing
 
     @cached_property
     def series_result(self) -> SeriesResult | None:
         """What the last series of extra trials says; None without one."""
-        return None if self.series is None else self.series.result(self.spec, self.records)
+        series = self.sweep_trials.series
+        return None if series is None else series.result(self.spec, self.records)
 
     def with_spec(self, spec: SweepSpec) -> SweepTrials:
         """Return the sweep as it resumes with an edited spec."""
-        return SweepTrials(self.paths, spec, self.records, self.ledger.seconds, self.series)
+        return replace(self.sweep_trials, spec=spec)
 
     def status(self) -> dict[str, Any]:
         """Return what `sweep list --json` prints of a sweep."""
         reason = self.stop or self.abort
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
-            counts["waiting"] += self._num_unstarted
-        counts["waiting"] += self._num_missing_extra
+            counts["waiting"] += self.sweep_trials.num_unstarted
+        counts["waiting"] += self.sweep_trials.num_missing
         best = [
             {
                 "number": one.number,

@@ -28,11 +28,11 @@ def test_unfinished_trials_remain_whatever_the_limit(tmp_path: Path, trials: int
         made.add(ending, 0.5)
     spec = with_overrides(made.spec, [f"trials={trials}"])
     sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None)
-    assert sweep.num_remaining == 2 + max(0, trials - 4)
-    assert sweep.num_trials == max(4, trials)
+    assert sweep.trials().num_left == 2 + max(0, trials - 4)
+    assert sweep.most_trials() == max(4, trials)
     for number in (1, 3):
         made.ledger.finish(number, "complete")
-    assert sweep.num_remaining == max(0, trials - 4)
+    assert sweep.trials().num_left == max(0, trials - 4)
 
 
 def test_stop_keeps_unfinished_trials_and_starts_none(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_stop_keeps_unfinished_trials_and_starts_none(tmp_path: Path) -> None:
     made.add("complete", 0.5)
     made.add(None, 0.7)
     sweep = made.session(NO_RECORDER)
-    assert sweep.num_remaining == 1
+    assert sweep.trials().num_left == 1
     made.ledger.finish(1, "pruned")
-    assert sweep.num_remaining == 0
+    assert sweep.trials().num_left == 0
 
 
 def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSpec:
