@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -39,7 +39,7 @@ from sweeps.run.launch import AttemptFailed
 from sweeps.run.prepared import PreparedSweep
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_of
-from sweeps.view.observer import ShutdownNotices, TrialProgress
+from sweeps.view.observer import ShutdownNotices, TrialProgress, TrialStart
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_progress import DeliveryEstimate, SweepProgress, best_with_value
 from tracking.outbox_file import OutboxError
@@ -47,7 +47,6 @@ from trainable.errors import StorageError
 from trainable.store.regular_files import IrregularFile
 
 if TYPE_CHECKING:
-    from sweeps.ledger.attributes import Role
     from sweeps.ledger.trials import TrialSummary
     from trainable.store.metrics_file import CurveDamaged
 
@@ -227,19 +226,12 @@ class ProgressTable(_Display):
         super().__exit__(_, error, __)
         self._live.stop()
 
-    def started(
-        self,
-        number: int,
-        params: Mapping[str, Any],
-        attempt: int,
-        role: Role = "search",
-        origin: int | None = None,
-        step: int | None = None,
-    ) -> None:
-        del attempt
-        self._progress.started(number, params, role, origin)
-        if step:  # above the table
-            self._console.print(f"trial {number} resumes at step {step}", soft_wrap=True)
+    def started(self, start: TrialStart) -> None:
+        self._progress.started(start)
+        if start.step:  # above the table
+            self._console.print(
+                f"trial {start.number} resumes at step {start.step}", soft_wrap=True
+            )
 
     def render(self) -> Group:
         """Return the table, the best trial so far, and the remaining time."""
@@ -283,21 +275,13 @@ def _left(progress: SweepProgress) -> list[str]:
 class PlainLines(_Display):
     """One line per event, for logs and pipes, with the time since the start."""
 
-    def started(
-        self,
-        number: int,
-        params: Mapping[str, Any],
-        attempt: int,
-        role: Role = "search",
-        origin: int | None = None,
-        step: int | None = None,
-    ) -> None:
-        self._progress.started(number, params, role, origin)
-        again = f" (attempt {attempt})" if attempt > 1 else ""
-        if step is not None:
-            again += f", resumes at step {step}" if step else ", from the beginning"
-        seed = f", a further seed of trial {origin}" if role == "repeat" else ""
-        self._print(f"trial {number} started{again}{seed}: {joined(params)}")
+    def started(self, start: TrialStart) -> None:
+        self._progress.started(start)
+        again = f" (attempt {start.attempt})" if start.attempt > 1 else ""
+        if start.step is not None:
+            again += f", resumes at step {start.step}" if start.step else ", from the beginning"
+        seed = f", a further seed of trial {start.origin}" if start.role == "repeat" else ""
+        self._print(f"trial {start.number} started{again}{seed}: {joined(start.params)}")
 
     def reported(self, progress: TrialProgress) -> None:
         super().reported(progress)

@@ -128,7 +128,7 @@ class TrialSummary:
         if self.seed_index is None:
             return TrialSeed("trial", self.place)
         # The first seed of a configuration is of the search, and so is one that is finished.
-        purpose = "repeat" if self.role in ("search", "repeat", "finish") else self.role
+        purpose = "repeat" if self.role in (*COUNTED, "repeat") else self.role
         return TrialSeed(purpose, self.seed_index, self.split)
 
     @property

@@ -37,7 +37,7 @@ from sweeps.recording.tags import (
 from sweeps.run.session import SweepSession
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.trial_run import RunStart
-from sweeps.view.observer import ProgressObserver, TrialProgress
+from sweeps.view.observer import ProgressObserver, TrialProgress, TrialStart
 from tracking.outbox_status import read_outbox
 from trainable.adapters.ray import OBJECTIVE
 from trainable.store.metrics_file import Row, logged_files, read_logged, read_rows
@@ -128,7 +128,7 @@ class EventWriter:
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
-        self._observer.started(number, params, attempt, record.role, record.origin)
+        self._observer.started(TrialStart(number, params, attempt, record.role, record.origin))
 
     def record_restart(
         self, number: int, params: Mapping[str, Any], start: RunStart, step: int
@@ -148,7 +148,9 @@ class EventWriter:
             known = trial_state(self._paths, self._spec, record, queued)
             # A lost worker may have stored reports that it could not send to the driver.
             backfill(unreported(known), self._ledger, self._recorder)
-        self._observer.started(number, params, attempt, record.role, record.origin, step)
+        self._observer.started(
+            TrialStart(number, params, attempt, record.role, record.origin, step)
+        )
 
     def record_lost_worker(self, number: int, sentence: str) -> None:
         """Record why a worker was lost whose trial continues."""

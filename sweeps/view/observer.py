@@ -12,6 +12,27 @@ from sweeps.ledger.attributes import Role
 from sweeps.paths import SweepPaths
 
 
+class TrialStart(NamedTuple):
+    """One start of a trial.
+
+    Attributes:
+        number: The trial's number.
+        params: Its searched parameters.
+        attempt: The number of the attempt, from 1.
+        role: Why the trial exists.
+        origin: The trial whose point it trains; None for a trial of the search.
+        step: The step of the checkpoint from which it resumes, 0 without one; None at its first
+            start.
+    """
+
+    number: int
+    params: Mapping[str, Any]
+    attempt: int = 1
+    role: Role = "search"
+    origin: int | None = None
+    step: int | None = None
+
+
 class TrialProgress(NamedTuple):
     """One report of a trial."""
 
@@ -25,26 +46,8 @@ class TrialProgress(NamedTuple):
 class ProgressObserver(Protocol):
     """Receives the events of a running sweep, to show them."""
 
-    def started(
-        self,
-        number: int,
-        params: Mapping[str, Any],
-        attempt: int,
-        role: Role = "search",
-        origin: int | None = None,
-        step: int | None = None,
-    ) -> None:
-        """A trial started, or restarted.
-
-        Args:
-            number: The trial's number.
-            params: Its searched parameters.
-            attempt: The number of the attempt, from 1.
-            role: Why the trial exists.
-            origin: The trial whose point it trains; None for a trial of the search.
-            step: The step of the checkpoint from which it resumes, 0 without one; None at its
-                first start.
-        """
+    def started(self, start: TrialStart) -> None:
+        """A trial started, or restarted."""
 
     def reported(self, progress: TrialProgress) -> None:
         """A trial reported metrics."""

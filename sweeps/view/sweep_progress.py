@@ -27,7 +27,7 @@ from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.halving import SuccessiveHalving
 from sweeps.stopping.rule import make_pausing_rule
-from sweeps.view.observer import TrialProgress
+from sweeps.view.observer import TrialProgress, TrialStart
 from sweeps.view.sweep_view import SweepView
 from tracking.outbox_status import backlog
 from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
@@ -212,19 +212,13 @@ class SweepProgress:
         now = self._clock()
         return {row.number: row.duration(now) for row in self.rows}
 
-    def started(
-        self,
-        number: int,
-        params: Mapping[str, Any],
-        role: Role = "search",
-        origin: int | None = None,
-    ) -> None:
+    def started(self, start: TrialStart) -> None:
         """A worker starts a trial, or starts it again."""
-        row = self._row_of(number)
-        row.params = params
-        with self._changing(number):
-            row.role, row.origin = role, origin
-        self._run(number)
+        row = self._row_of(start.number)
+        row.params = start.params
+        with self._changing(start.number):
+            row.role, row.origin = start.role, start.origin
+        self._run(start.number)
 
     def reported(self, progress: TrialProgress) -> None:
         """A trial reported metrics."""

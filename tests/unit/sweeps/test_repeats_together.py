@@ -19,6 +19,7 @@ from sweeps.stopping.schedulers import WouldStop, make_scheduler, make_verdict_f
 from sweeps.stopping.simulation import SimulatedSweep, SweepShape, simulate
 from sweeps.trust.audit.read import audit_data
 from sweeps.trust.verification import verify
+from sweeps.view.observer import TrialStart
 from sweeps.view.sweep_progress import SweepProgress
 from tests.unit.sweeps.confirming_sweep import found, request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -131,9 +132,9 @@ def test_progress_counts_seeds_and_confirming_trials(tmp_path: Path) -> None:
         _configuration(made, 0.1, 0.8, 0.9, lr=lr)
     progress = SweepProgress(made.spec, made.ledger.trials(), total=6 + 3 + 4)
     assert progress.total == 13
-    progress.started(6, {}, "confirm", 0)
+    progress.started(TrialStart(6, {}, role="confirm", origin=0))
     assert progress.total == 13
-    progress.started(7, {})
+    progress.started(TrialStart(7, {}))
     progress.ended(7, "pruned")  # it gets no further seeds
     assert progress.total == 11
 

@@ -16,6 +16,7 @@ from sweeps.formatting import format_value, joined
 from sweeps.ledger.attributes import trial_fields
 from sweeps.report.page import table
 from sweeps.spec.spec import parse_spec
+from sweeps.view.observer import TrialStart
 from sweeps.view.sweep_progress import SweepProgress
 from trainable.errors import TaskError
 
@@ -45,7 +46,7 @@ def test_one_event_of_a_sweep_is_one_line() -> None:
     console = _console()
     progress = SweepProgress(parse_spec(SPEC, "s.yaml"), clock=lambda: 0.0)
     lines = PlainLines(console, progress)
-    lines.started(3, {"task.x": HOSTILE}, 1)
+    lines.started(TrialStart(3, {"task.x": HOSTILE}, 1))
     lines.warned(3, HOSTILE)
     lines.ended(3, "failed", None, HOSTILE)
     assert _shown(console).splitlines() == [

@@ -11,7 +11,7 @@ from rich.console import Console
 from sweeps.cli.run_console import PlainLines, ProgressTable, view_on
 from sweeps.ledger.trials import TrialRecord
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.view.observer import TrialProgress
+from sweeps.view.observer import TrialProgress, TrialStart
 from sweeps.view.sweep_progress import SweepProgress
 
 SPEC = """
@@ -43,17 +43,17 @@ def _progress(number: int, epoch: int, loss: float, best: float) -> TrialProgres
 
 def _play(view: ProgressTable | PlainLines) -> None:
     with view:
-        view.started(0, PARAMS, 1)
+        view.started(TrialStart(0, PARAMS, 1))
         view.reported(_progress(0, 1, 0.5, 0.5))
-        view.started(1, PARAMS, 2)
+        view.started(TrialStart(1, PARAMS, 2))
         view.reported(_progress(1, 1, 0.9, 0.9))
         view.warned(1, "checkpoint [1] was set aside")
         view.ended(1, "pruned", 0.9, None)
         view.reported(_progress(0, 2, 0.6, 0.5))
         view.ended(0, "complete", 0.5, None)
-        view.started(2, PARAMS, 1)
+        view.started(TrialStart(2, PARAMS, 1))
         view.ended(2, "failed", None, "non_finite: the loss is nan")
-        view.started(3, PARAMS, 1)
+        view.started(TrialStart(3, PARAMS, 1))
 
 
 @pytest.mark.parametrize("kind", [ProgressTable, PlainLines])
@@ -63,7 +63,7 @@ def test_resumed_trial_says_from_which_step(
     output = io.StringIO()
     console = Console(file=output, width=120, force_terminal=True, color_system=None)
     with kind(console, SweepProgress(spec)) as view:
-        view.started(1, PARAMS, 2, step=46)
+        view.started(TrialStart(1, PARAMS, 2, step=46))
     assert re.search(r"trial 1 .*resumes at step 46", output.getvalue())
 
 
@@ -116,7 +116,7 @@ def test_table_shows_trials_of_earlier_drivers(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100, height=30)
     table = ProgressTable(console, SweepProgress(spec, before))
     assert "starting workers" in _lines(table)[-1]
-    table.started(2, PARAMS, 2)
+    table.started(TrialStart(2, PARAMS, 2))
     lines = [line.split() for line in _lines(table)]
     assert [line[:2] for line in lines[1:4]] == [
         ["2", "running"],
@@ -133,7 +133,7 @@ def test_table_shows_trials_of_earlier_drivers(spec: SweepSpec) -> None:
 def test_remaining_time_goes_when_the_sweep_stops(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100)
     table = ProgressTable(console, SweepProgress(spec))
-    table.started(0, PARAMS, 1)
+    table.started(TrialStart(0, PARAMS, 1))
     assert "left" not in _lines(table)[-1], "no epoch has ended"
     table.reported(_progress(0, 1, 0.5, 0.5))
     assert "left" in _lines(table)[-1]
@@ -171,11 +171,11 @@ def test_table_never_outgrows_the_terminal(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100, height=12)
     table = ProgressTable(console, SweepProgress(spec))
     for number in range(40):
-        table.started(number, PARAMS, 1)
+        table.started(TrialStart(number, PARAMS, 1))
         table.ended(number, "pruned", None, None)
-    table.started(40, PARAMS, 1)
+    table.started(TrialStart(40, PARAMS, 1))
     for running in range(41, 61):
-        table.started(running, PARAMS, 1)
+        table.started(TrialStart(running, PARAMS, 1))
     console.print(table.render())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) <= 11, "Rich keeps the last line free"
@@ -222,7 +222,7 @@ def test_table_shows_what_fits_and_counts_the_rest(
     console = Console(file=io.StringIO(), width=width, height=9)
     table = ProgressTable(console, SweepProgress(spec))
     for number in range(40):
-        table.started(number, params, 1)
+        table.started(TrialStart(number, params, 1))
         table.reported(_progress(number, 2, 0.123456 + number, 0.123456 + number))
         table.ended(number, "pruned", None, None)
     console.print(table.render())
@@ -259,7 +259,7 @@ def test_plain_lines_have_elapsed_and_remaining_time(spec: SweepSpec) -> None:
     now = 0.0
     console = Console(file=io.StringIO(), width=40)
     lines = PlainLines(console, SweepProgress(spec, clock=lambda: now))
-    lines.started(0, PARAMS, 1)
+    lines.started(TrialStart(0, PARAMS, 1))
     now = 60.0
     lines.reported(_progress(0, 1, 0.5, 0.5))
     now = 61.0
@@ -276,7 +276,7 @@ def test_trials_beyond_the_limit_are_counted(spec: SweepSpec) -> None:
         console = Console(file=file, width=100, _environ={"TERM": "xterm"})
         view = view_on(console, spec, [_record(n, "complete", 0.9) for n in range(5)], total=6)
         with view:
-            view.started(5, PARAMS, 2)
+            view.started(TrialStart(5, PARAMS, 2))
             view.reported(_progress(5, 2, 0.5, 0.5))
             view.ended(5, "complete", 0.5, None)
         assert said in file.getvalue()
@@ -293,7 +293,7 @@ def test_several_metrics_stand_side_by_side() -> None:
         PlainLines(console, SweepProgress(two)),
     )
     for view in (table, lines):
-        view.started(0, PARAMS, 1)
+        view.started(TrialStart(0, PARAMS, 1))
         view.reported(TrialProgress(0, PARAMS, 2, 20, metrics))
         view.ended(0, "complete", [0.4, 10.0], None)
     console.print(table.render())

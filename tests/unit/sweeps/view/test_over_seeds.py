@@ -18,6 +18,7 @@ from sweeps.recording.tags import end_tags, record_configuration
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.statistics.over_seeds import combine, standard_error
 from sweeps.trust.findings import find
+from sweeps.view.observer import TrialStart
 from sweeps.view.sweep_progress import SweepProgress, best_with_value
 from sweeps.view.tables import trials_frame
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -97,9 +98,9 @@ def test_progress_counts_as_the_status_does(made: MadeSweep) -> None:
     assert (row.number, value) == (3, pytest.approx(0.3))
     fresh = SweepProgress(made.spec)
     assert fresh.total == 9
-    fresh.started(0, {})
+    fresh.started(TrialStart(0, {}))
     fresh.ended(0, "complete")
-    fresh.started(1, {}, "repeat", 0)
+    fresh.started(TrialStart(1, {}, role="repeat", origin=0))
     assert fresh.total == 9
     fresh.ended(1, "failed")
     assert fresh.total == 8

@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.ledger.trials import ENDINGS
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.view.observer import TrialProgress
+from sweeps.view.observer import TrialProgress, TrialStart
 from sweeps.view.sweep_progress import DeliveryEstimate, SweepProgress, epochs_left
 
 SPEC = """
@@ -49,7 +49,7 @@ def test_promotions_shorten_the_expected_training() -> None:
 def test_epochs_of_earlier_drivers_do_not_make_it_faster() -> None:
     now = 0.0
     progress = SweepProgress(_spec(), [], total=1, clock=lambda: now)
-    progress.started(0, {})
+    progress.started(TrialStart(0, {}))
     assert progress.seconds_left() is None
     now = 30.0
     progress.reported(TrialProgress(0, {}, 3, 30, {}))
@@ -107,7 +107,7 @@ def test_counts_follow_any_order_of_events(seed: int) -> None:
         number = draw.randrange(9)
         match draw.choice(["start", "report", "end"]):
             case "start":
-                progress.started(number, {})
+                progress.started(TrialStart(number, {}))
             case "report" if number in {row.number for row in progress.rows}:
                 progress.reported(TrialProgress(number, {}, draw.randint(1, 9), 1, {}))
             case "end":

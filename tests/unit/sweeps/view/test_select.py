@@ -25,7 +25,7 @@ from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import parse_spec
 from sweeps.stores import best_generation
 from sweeps.view.compare import Incomparable, compare
-from sweeps.view.observer import TrialProgress
+from sweeps.view.observer import TrialProgress, TrialStart
 from sweeps.view.sweep_progress import SweepProgress, best_name, best_of
 from sweeps.view.sweep_view import NoBest
 from sweeps.view.tables import select_rows
@@ -89,7 +89,7 @@ def test_live_table_shows_the_same_best(select: str) -> None:
     progress = SweepProgress(spec)
     table = ProgressTable(Console(file=io.StringIO()), progress)
     for number, (ending, values) in REPORTS.items():
-        table.started(number, {}, 1)
+        table.started(TrialStart(number, {}, 1))
         for epoch, value in enumerate(values, start=1):
             metrics = {"val/loss": value, "best/val/loss": min(values[:epoch])}
             table.reported(TrialProgress(number, {}, epoch, epoch, metrics))
@@ -108,7 +108,7 @@ def test_live_table_takes_no_value_that_is_not_finite_for_the_best(
     text = f"name: s\ntask: digits\nmetric: val/loss\nmode: {mode}\ntrials: 3\nselect: {select}"
     progress = SweepProgress(spec := parse_spec(text, "s.yaml"))
     for number, reported in enumerate((value, 0.5)):
-        progress.started(number, {})
+        progress.started(TrialStart(number, {}))
         metrics = {"val/loss": reported, best_name(spec): reported}
         progress.reported(TrialProgress(number, {}, 1, 1, metrics))
         progress.ended(number, "complete")
