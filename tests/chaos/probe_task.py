@@ -19,7 +19,6 @@ import random
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,17 +175,15 @@ def reach(kind: str) -> None:
             _stay(place / entry, place / f"held-{rest}-{os.getpid()}")
 
 
-_HERE = threading.local()
-"""What belongs to this process alone: a task's variables are restored in the next one."""
-
-
 def _tell_process(path: Path) -> None:
-    """Write once, and whole, which process a rank is."""
-    told = vars(_HERE).setdefault("told", set())
-    if path not in told:
-        told.add(path)
-        written = path.with_name(f"process-{os.getpid()}")
-        written.write_text(str(os.getpid()))
+    """Write, and whole, which process a rank is.
+
+    No variable says whether it is written: a task's variables are restored in the next process.
+    """
+    process = str(os.getpid())
+    if not path.exists() or path.read_text() != process:
+        written = path.with_name(f"process-{process}")
+        written.write_text(process)
         written.rename(path)
 
 
