@@ -23,7 +23,7 @@ from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
-from sweeps.spec.search_validators import SAMPLERS
+from sweeps.spec.sections import SAMPLERS
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
 

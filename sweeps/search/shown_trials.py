@@ -38,8 +38,7 @@ from sweeps.ledger.reasons import may_be_of_parameters
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import in_generations
 from sweeps.optuna_compat.storage import set_trial_id
-from sweeps.spec.search_validators import LEARN_NOTHING
-from sweeps.spec.sections import Select
+from sweeps.spec.sections import LEARN_NOTHING, Select
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
 from sweeps.statistics.over_seeds import combine, standard_error
@@ -325,9 +324,15 @@ def _is_of_parameters(failed: FrozenTrial) -> bool:
 
 
 def _as_worst(trial: FrozenTrial, worst: list[float] | None) -> FrozenTrial:
+    shown = _as_ended(trial, _PRUNED if worst is None else _COMPLETE, worst)
+    shown.intermediate_values = {}
+    return shown
+
+
+def _as_ended(trial: FrozenTrial, state: TrialState, values: list[float] | None) -> FrozenTrial:
+    """Return a trial with another end; one that still trains seems to have ended at its start."""
     shown = copy.copy(trial)
-    shown.state = TrialState.PRUNED if worst is None else TrialState.COMPLETE
-    shown.values, shown.intermediate_values = worst, {}
+    shown.state, shown.values = state, values
     shown.datetime_complete = trial.datetime_complete or trial.datetime_start
     return shown
 
@@ -423,10 +428,7 @@ class OneRung:
             return telling_nothing(trial) if is_cut_off else trial
         if not is_finite(values):
             return as_failed(trial)
-        shown = copy.copy(trial)
-        shown.state, shown.values = _COMPLETE, list(values)
-        shown.datetime_complete = trial.datetime_complete or trial.datetime_start
-        return shown
+        return _as_ended(trial, _COMPLETE, list(values))
 
 
 def _as_it_ended(trial: FrozenTrial) -> FrozenTrial:
@@ -496,8 +498,6 @@ SEEDS = "gradsweep:seeds"
 """A trial attribute that samplers see: the `Seeds` of a configuration."""
 NOT_FINITE_REASON = "non_finite: no value is finite"
 """The reason of a trial that is shown as failed, because its values are not finite."""
-# Python 3.11 takes long to look up a member of an enumeration for each of many trials.
-_COMPLETE, _FAIL = TrialState.COMPLETE, TrialState.FAIL
 
 
 class Seeds(NamedTuple):

@@ -33,7 +33,7 @@ from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
 from sweeps.search.shown_trials import SPACE, ShownTrials, TrialHistory
 from sweeps.spec.search_space import PointKey, SearchSpace
-from sweeps.spec.search_validators import LEARN_NOTHING
+from sweeps.spec.sections import LEARN_NOTHING
 from sweeps.spec.space import Choice, Distribution
 from sweeps.spec.spec import SweepSpec
 from trainable.seeding import derive_seed

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from sweeps.errors import Issue, KeyPath, UserError
 from sweeps.spec.search_checks import num_points
-from sweeps.spec.search_validators import AUTO
-from sweeps.spec.sections import SearchConfig
+from sweeps.spec.sections import AUTO, SearchConfig
 from sweeps.stopping.asha import AshaPromote
 from sweeps.stopping.registry import rule_of
 from sweeps.stopping.rule import NoStopping

@@ -35,7 +35,7 @@ from sweeps.spec.search_space import UNFIT, SearchSpace, mutable, searchable_fie
 from sweeps.spec.searched_workers import WORKERS, workers_faults
 from sweeps.spec.sections import CREDENTIALS, LONGEST_KEY, ResourcesConfig
 from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
-from sweeps.spec.yaml_scalars import write_flow
+from sweeps.spec.yaml_scalars import write_flow, written
 from sweeps.stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_of
 from sweeps.stopping.rule import StoppingRule
 from trainable.config import BudgetConfig, TrainConfig
@@ -46,11 +46,6 @@ _LEAST_SHARE = 0.0001
 _ONE_METRIC_SAMPLERS = {"cmaes"}
 
 Show = Callable[[KeyPath, object], str]
-
-
-def written(value: object) -> str:
-    """Return a value as it would be written in a spec."""
-    return write_flow(value) if isinstance(value, list | dict) else shown(value)
 
 
 def cross_field_checks(

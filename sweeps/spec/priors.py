@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sweeps.errors import Issue, UserError
-from sweeps.formatting import shown
-from sweeps.spec.yaml_scalars import write_flow
+from sweeps.spec.yaml_scalars import write_flow, written
 
 if TYPE_CHECKING:
     from sweeps.spec.space import Distribution
@@ -58,23 +57,21 @@ def parse_prior(data: Mapping[str, Any], distribution: Distribution) -> Prior:
             )
         )
     elif not distribution.contains(value := data[PRIOR]):
-        text = write_flow(value) if isinstance(value, list | dict) else shown(value)
         faults.append(
             Issue(
                 (PRIOR,),
-                f"{text} is no value of {distribution}; a prior is a value that the parameter may "
-                f"have; {_remedy(value, distribution)}",
+                f"{written(value)} is no value of {distribution}; a prior is a value that the "
+                f"parameter may have; {_remedy(value, distribution)}",
             )
         )
     width = data.get(PRIOR_WIDTH, WIDTH)
     wrong = isinstance(width, bool) or not isinstance(width, int | float)
     if wrong or not math.isfinite(width) or not 0 < width <= 1:
-        text = write_flow(width) if isinstance(width, list | dict) else shown(width)
         faults.append(
             Issue(
                 (PRIOR_WIDTH,),
-                f"{text} is not a width; a width is a share of the range, above 0 and at most 1; "
-                f"write for example {WIDTH}",
+                f"{written(width)} is not a width; a width is a share of the range, above 0 and "
+                f"at most 1; write for example {WIDTH}",
             )
         )
     if faults:

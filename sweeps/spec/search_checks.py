@@ -3,7 +3,7 @@
 They work on plain data, so that they also run if another part of the spec is wrong. A study keeps
 each number as a float of 64 bits; without the checks of ranges, a trial would be trained with a
 value near the one that was meant. What must not live here: which keys may be searched
-(`cross_checks`), and the form of single values (`search_validators`, `space_parser`, `priors`).
+(`cross_checks`), and the form of single values (`sections`, `space_parser`, `priors`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from sweeps.spec.constraints import Constraint, parse_constraint
 from sweeps.spec.error_messages import nearest
 from sweeps.spec.priors import PRIOR
 from sweeps.spec.search_space import MOST_DRAWS, SearchSpace, fixed_values
-from sweeps.spec.search_validators import LEARN_NOTHING
 from sweeps.spec.searched_workers import WORKERS
-from sweeps.spec.sections import ResourcesConfig, SearchConfig
+from sweeps.spec.sections import LEARN_NOTHING, ResourcesConfig, SearchConfig
 from sweeps.spec.space import WHEN, Choice, Distribution, Int, LogUniform, QUniform, Uniform
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.yaml_scalars import write_flow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,14 +27,9 @@ from redaction.secrets import is_secret
 from sweeps.errors import Issue, UserError, WrongDuration
 from sweeps.formatting import parse_duration, shown
 from sweeps.paths import check_name
-from sweeps.spec.search_validators import (
-    AUTO,
-    check_constraints,
-    check_points,
-    check_sampler,
-    sweep_names,
-)
-from sweeps.spec.space import Distribution
+from sweeps.spec.constraints import parse_constraint
+from sweeps.spec.error_messages import nearest
+from sweeps.spec.space import Distribution, is_number
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.statistics.over_seeds import SeedValue, combine
 from sweeps.stopping.registry import DEFAULT_RULE, RULES, parameters
@@ -55,12 +50,16 @@ _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w{0,200})\}", re.ASCII)
 
 
+def _text(value: object) -> str:
+    return "a list or a mapping" if isinstance(value, list | dict) else shown(value)
+
+
 def _check_gpu(value: object) -> object:
     rule = "a GPU ask is 'auto', 0, a share below 1, or a whole number"
-    text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
+    text = _text(value)
     if value == "auto":
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise UserError(f"{text} is not a GPU ask; {rule}; write auto, 0.5 or 1")
     if value < 0:
         raise UserError(f"{text} is negative; {rule}; write 0 for none")
@@ -97,18 +96,16 @@ def _several(check: Callable[[object], str | None]) -> Callable[[object], object
 def _metric_fault(item: object) -> str | None:
     if isinstance(item, str) and 0 < len(item) <= _LONGEST_METRIC:
         return None
-    text = shown(item) if not isinstance(item, list | dict) else "a list or a mapping"
     return (
-        f"{text} is not the name of a metric; a name has 1 to {_LONGEST_METRIC} characters; "
-        "write for example val/loss"
+        f"{_text(item)} is not the name of a metric; a name has 1 to {_LONGEST_METRIC} "
+        "characters; write for example val/loss"
     )
 
 
 def _mode_fault(item: object) -> str | None:
     if item in ("min", "max"):
         return None
-    text = shown(item) if not isinstance(item, list | dict) else "a list or a mapping"
-    return f"{text} is not known here; valid: min, max; write one of them"
+    return f"{_text(item)} is not known here; valid: min, max; write one of them"
 
 
 def _kind(value: object) -> str:
@@ -139,9 +136,89 @@ Modes = Annotated[
 """The mode of one metric, or a list with one for each."""
 
 
-def check_names(value: object) -> object:
-    """Return one sweep name or several as a list of valid names."""
-    return sweep_names(value, check_name)
+SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
+"""Samplers that can be chosen by name."""
+AUTO = "auto"
+"""Stands for a sampler or a stopping rule that is taken when a sweep is created."""
+LEARN_NOTHING = ("random", "qmc", "grid")
+"""Samplers that ignore the results of earlier trials."""
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def check_sampler(value: object) -> object:
+    """Return a sampler's name, or `module:Class`."""
+    if isinstance(value, str) and (value in (*SAMPLERS, AUTO) or _CLASS.fullmatch(value)):
+        return value
+    valid = f"valid: {', '.join((*SAMPLERS, AUTO))}, or module:Class of an Optuna sampler"
+    meant = nearest(value, (*SAMPLERS, AUTO)) if isinstance(value, str) else None
+    fix = f"did you mean '{meant}'?" if meant else "write one of them"
+    raise UserError(f"{_described(value)} is not known here; {valid}; {fix}")
+
+
+def check_points(value: object) -> object:
+    """Return a list of points, each a mapping of keys to values, or `defaults`."""
+    if value == "defaults":
+        return value
+    rule = "`try_first` is a list of points, each a mapping of keys of the space to values"
+    example = "write [{train.optimizer.lr: 0.01}]"
+
+    def faults(index: int, point: object) -> Iterator[Issue]:
+        if not isinstance(point, dict) or not point:
+            text = "an empty mapping" if point == {} else _described(point)
+            yield Issue((index,), f"{text} is not a point; {rule}; {example}")
+
+    return _each(value, faults, f"{rule}; {example}")
+
+
+def check_constraints(value: object) -> object:
+    """Return a list of texts that are constraints."""
+
+    def faults(index: int, text: object) -> Iterator[Issue]:
+        if not isinstance(text, str):
+            yield Issue((index,), f"{_described(text)} is not a constraint; {rule}")
+            return
+        try:
+            parse_constraint(text)
+        except UserError as error:
+            yield from (Issue((index, *f.path), f.message) for f in error.faults)
+
+    rule = "`constraints` is a list of comparisons, each a text; write ['task.low < task.high']"
+    return _each(value, faults, rule)
+
+
+def sweep_names(value: object) -> object:
+    """Return one name or several as a list of valid names."""
+
+    def faults(index: int, name: object) -> Iterator[Issue]:
+        if not isinstance(name, str):
+            yield Issue((index,), f"{_described(name)} is not a name; {rule}")
+        elif names.index(name) < index:
+            yield Issue((index,), f"{shown(name)} is listed twice; list each sweep once")
+        else:
+            try:
+                check_name(name)
+            except UserError as error:
+                yield from (Issue((index,), fault.message) for fault in error.faults)
+
+    rule = "`warm_start` names earlier sweeps below the same root; write [first, second]"
+    names: Any = [value] if isinstance(value, str) else value
+    return _each(names, faults, rule)
+
+
+def _each(
+    value: object, faults: Callable[[int, object], Iterator[Issue]], rule: str
+) -> list[object]:
+    if not isinstance(value, list):
+        raise UserError(f"{_described(value)} is not a list; {rule}")
+    if found := [fault for index, item in enumerate(value) for fault in faults(index, item)]:
+        raise UserError(found)
+    return value
+
+
+def _described(value: object) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return "a mapping" if isinstance(value, dict) else shown(value)
 
 
 class SearchConfig(Section):
@@ -163,7 +240,7 @@ class SearchConfig(Section):
         default_factory=list
     )
     """Comparisons between parameters that every trial must satisfy."""
-    warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
+    warm_start: Annotated[list[str], BeforeValidator(sweep_names)] = Field(default_factory=list)
     """Earlier sweeps below the same root, from whose trials the sampler learns, too."""
     priors: Literal["defaults"] | None = Field(
         default=None, examples=["defaults"], exclude_if=equal_to(None)
@@ -383,8 +460,9 @@ def _check_step_timeout(value: object) -> object:
         return value
     rule = "the longest time without progress is a duration above 0, off, or null for automatic"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
-        raise UserError(f"{text} is not a duration; {rule}; write for example {_STEP_TIMEOUT}")
+        raise UserError(
+            f"{_text(value)} is not a duration; {rule}; write for example {_STEP_TIMEOUT}"
+        )
     try:
         seconds = parse_duration(
             format(value, "f") if isinstance(value, float) else str(value), ""

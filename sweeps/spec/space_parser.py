@@ -35,6 +35,7 @@ from sweeps.spec.space import (
     QUniform,
     Scalar,
     as_option,
+    is_number,
 )
 from sweeps.spec.yaml_scalars import write_flow
 
@@ -143,7 +144,7 @@ def _parse_stepped(data: Mapping[str, Any]) -> Distribution:
 def _parse_powers(arguments: Sequence[Any]) -> Distribution:
     for index, value in enumerate(arguments):
         word, least = (("low", 0), ("high", 0), ("factor", 1))[index]
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             message = f"{_kind_of(value)} is not a number; {word} is one; write one, such as 2"
             raise _refuse(Powers, message, index)
         if not math.isfinite(value) or value <= least:
@@ -218,7 +219,7 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
     faults = []
     for index, value in enumerate(arguments):
         message = None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             message = (
                 f"{_kind_of(value)} is not a number; {labels[index]} is a number; write "
                 "one, such as 0.1"

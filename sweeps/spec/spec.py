@@ -32,7 +32,7 @@ from redaction.secrets import HIDDEN, redact_clipped
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError
 from sweeps.paths import check_name
 from sweeps.spec import automatic, yaml_reader
-from sweeps.spec.cross_checks import cross_field_checks, set_path, written
+from sweeps.spec.cross_checks import cross_field_checks, set_path
 from sweeps.spec.document import Document
 from sweeps.spec.error_messages import (
     describe_other_tool,
@@ -66,7 +66,7 @@ from sweeps.spec.sections import (
 from sweeps.spec.space import Choice, Distribution
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.trial_run import TrialSeed
-from sweeps.spec.yaml_scalars import write_flow, write_key
+from sweeps.spec.yaml_scalars import write_flow, write_key, written
 from sweeps.stopping.patience import Patience
 from sweeps.stopping.registry import WITHOUT_SECTION
 from trainable.config import (

@@ -56,6 +56,11 @@ def write_flow(value: object) -> str:
     return write_key(value.replace("${", "$${"))
 
 
+def written(value: object) -> str:
+    """Return a value for a message as it would be written in a spec."""
+    return write_flow(value) if isinstance(value, list | dict) else shown(value)
+
+
 def write_key(text: str) -> str:
     """Return a text as YAML, quoted if needed; variables are not expanded in keys."""
     if _PLAIN.fullmatch(text) and resolve(text) == text:
