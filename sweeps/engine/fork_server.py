@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO, NoReturn
 
 import psutil
@@ -76,6 +77,7 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
     if server is None:
         yield
         return
+    Thread(target=_continue, args=[server.pid], daemon=True).start()
     # from here on, Ray's workers find the server
     os.environ[worker_launcher.VARIABLE] = address
     try:
@@ -89,6 +91,13 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def _continue(server: int) -> None:
+    """Continue the server whenever it is stopped (SIGSTOP): its clients would wait for ever."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it has ended
+        while os.waitid(os.P_PID, server, os.WSTOPPED):
+            os.kill(server, signal.SIGCONT)
 
 
 def run_module(module: str, *arguments: str) -> list[str]:

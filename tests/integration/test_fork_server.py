@@ -301,6 +301,23 @@ def test_module_is_killed_with_the_server(monkeypatch: pytest.MonkeyPatch) -> No
         assert module.wait(scaled(20)) == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("server")
+def test_stopped_server_is_continued() -> None:
+    """Its clients wait without an end: the descriptors that they sent stay open in its socket."""
+    (server,) = (
+        child for child in psutil.Process().children() if fork_server.__name__ in child.cmdline()
+    )
+    for _ in range(2):
+        server.send_signal(signal.SIGSTOP)
+        command = fork_server.run_module("timeit", "-n1", "-r1", "print('ran')")
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as module:
+            try:
+                printed, _ = module.communicate(timeout=scaled(20))
+            finally:
+                server.send_signal(signal.SIGCONT)
+        assert printed.startswith(b"ran\n")
+
+
 def test_failed_fork_leaves_other_forks_running(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
