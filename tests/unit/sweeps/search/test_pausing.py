@@ -64,7 +64,7 @@ class Driver:
         )
         self.seen: list[tuple[str, int]] = []
         view: Any = SimpleNamespace(
-            started=lambda number, *_: self.seen.append(("started", number)),
+            started=lambda start, *_: self.seen.append(("started", start.number)),
             promoted=lambda number: self.seen.append(("promoted", number)),
             paused=lambda number, _: self.seen.append(("paused", number)),
             ended=lambda number, state, *_: self.seen.append((state, number)),
