@@ -515,15 +515,7 @@ def _parse(
     # Imports torch: reading manifests alone does not need it.
     from trainable.store.shard_files import noted_state, whole_state
 
-    try:
-        return (noted_state if in_shards else whole_state)(files, generation, content)
-    except (CheckpointError, OSError, MemoryError):
-        raise
-    except Exception as problem:  # torch raises anything for bytes that it has not written
-        raise CheckpointError(
-            f"the checkpoint cannot be used: {generation.address}/{STATE} is no state of a run "
-            f"({type(problem).__name__}: {problem}); choose another generation"
-        ) from problem
+    return (noted_state if in_shards else whole_state)(files, generation, content)
 
 
 class FollowerStore(CheckpointStore):

@@ -22,11 +22,7 @@ from sweeps.ledger.trials import TrialRecord, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
-from sweeps.reconcile.extra_training import (
-    PlannedExtra,
-    SweepTrials,
-    read_series,
-)
+from sweeps.reconcile.extra_training import PlannedExtra, SweepTrials, read_series
 from sweeps.reconcile.finishing import check_free, check_unfinished, make_directories
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply, close_stores
@@ -91,7 +87,9 @@ class SweepSession:
 
     def trials(self) -> SweepTrials:
         """Return what the ledger says now."""
-        return known_trials(self.paths, self.spec, self.ledger)
+        ledger = self.ledger
+        series = read_series(ledger.series)
+        return SweepTrials(self.paths, self.spec, ledger.trials(), ledger.seconds, series)
 
     def most_trials(self) -> int:
         """Return how many trials the sweep has at most when this driver has ended."""
@@ -298,17 +296,12 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
     return ledger
 
 
-def known_trials(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> SweepTrials:
-    """Return what a ledger says now of a sweep."""
-    return SweepTrials(paths, spec, ledger.trials(), ledger.seconds, read_series(ledger.series))
-
-
 def plan_resume(prepared: PreparedSweep, before: SweepSpec, ledger: Ledger) -> PlannedExtra:
     """Check that a sweep can resume with a spec, and return what it trains besides the search."""
     paths, spec, origin = prepared.paths, prepared.spec, prepared.origin
     extra = prepared.options.extra
     trials = ledger.trials()
-    sweep = known_trials(paths, spec, ledger)
+    sweep = SweepTrials(paths, spec, trials, ledger.seconds, read_series(ledger.series))
     chosen = extra.choose(sweep)
     again = chosen if extra.reopens else []
     # Without a trained trial there is nothing to compare with.

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.time_limits import Deadline, scaled
@@ -207,6 +208,11 @@ def _own(client: str) -> Iterator[Engine]:
     finally:
         daemon.terminate()
         daemon.wait(60)
+        for mount in reversed(
+            psutil.disk_partitions(all=True)
+        ):  # what it may leave, innermost first
+            if Path(mount.mountpoint).is_relative_to(directory):
+                subprocess.run(["umount", "--lazy", mount.mountpoint], check=True)
         shutil.rmtree(directory)
         _take_back(before)
         _FORWARDING.write_text(forwarding)

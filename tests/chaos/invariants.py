@@ -16,7 +16,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -265,7 +265,7 @@ def _residue(sandbox: Sandbox) -> list[str]:
             (version,) = store.execute("PRAGMA user_version").fetchone()
             store.execute(f"PRAGMA user_version = {version}")
     looks: list[Callable[[], list[str]]] = [
-        lambda: [f"process {p.pid} lives: {' '.join(p.cmdline())[:80]}" for p in _alive(sandbox)],
+        lambda: [f"process {pid} lives: {command[:80]}" for pid, command in _alive(sandbox)],
         lambda: [f"{d} exists" for d in map(scratch_directory, sandbox.tokens) if d.exists()],
         lambda: [
             f"{path.relative_to(sandbox.directory)} exists"
@@ -282,8 +282,13 @@ def _residue(sandbox: Sandbox) -> list[str]:
     return [problem for look in looks for problem in look()]
 
 
-def _alive(sandbox: Sandbox) -> list[psutil.Process]:
-    return list(sandbox.processes())
+def _alive(sandbox: Sandbox) -> list[tuple[int, str]]:
+    """The processes that run, with their commands: none that ends meanwhile, and no zombie."""
+    found = []
+    for process in sandbox.processes():
+        with suppress(psutil.NoSuchProcess):  # a zombie, too
+            found.append((process.pid, " ".join(process.cmdline())))
+    return found
 
 
 def _files(directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,7 @@ class Driver:
                 self._save(directory, epoch, values)
             result = {"epoch": epoch, "objective": values[0], "objectives": values}
             verdict = self.scheduler.on_trial_result(None, trial, result)
-            self.ledger.report(number, epoch=epoch, step=epoch, value=values[0], others=values[1:])
-            spared = self.scheduler.would_stop.get(number)
-            if spared is not None and spared.epoch == epoch:
-                self.ledger.set_attr(number, WOULD_STOP, list(spared))
+            self.ledger.transaction(partial(self._report, number, epoch, values))
             if verdict == TrialScheduler.STOP:
                 self.ledger.finish(number, "pruned")
                 return
@@ -159,6 +157,13 @@ class Driver:
                 self._save(directory, epoch, values)
         if until is None:
             self.ledger.finish(number, "complete")
+
+    def _report(self, number: int, epoch: int, values: tuple[float, ...]) -> None:
+        """Tell a report, and with it where an exempt trial would have been stopped."""
+        self.ledger.report(number, epoch=epoch, step=epoch, value=values[0], others=values[1:])
+        spared = self.scheduler.would_stop.get(number)
+        if spared is not None and spared.epoch == epoch:
+            self.ledger.set_attr(number, WOULD_STOP, list(spared))
 
     def _save(self, directory: Path, epoch: int, values: tuple[float, ...]) -> None:
         metrics = dict(zip(self.spec.metrics, values, strict=True))

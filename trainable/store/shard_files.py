@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from redaction.secrets import redact
 from trainable.errors import CheckpointError, StorageError
 from trainable.failures import as_system_error, as_system_note
-from trainable.store.generations import Files, remedy, shard_name
+from trainable.store.generations import STATE, Files, remedy, shard_name
 from trainable.store.manifest import Generation, Shard, read_verified
 from trainable.store.objects import files_at
 from trainable.store.sharded_state import SHARDS, Parts, joined
@@ -72,7 +72,7 @@ class ShardGroup:
 
 def whole_state(files: Files, generation: Generation, content: bytes) -> dict[str, Any]:
     """Return the state of a generation, put together if it is in shards."""
-    state = parse_state(content)
+    state = parse_state(content, f"{generation.address}/{STATE}")
     if not generation.shards:
         return state
     return joined(state, [read_parts(files, generation, r) for r in range(len(generation.shards))])
@@ -81,7 +81,7 @@ def whole_state(files: Files, generation: Generation, content: bytes) -> dict[st
 def noted_state(files: Files, generation: Generation, content: bytes) -> dict[str, Any]:
     """Return a generation's state as its `state.pt` has it, with the address of its shards."""
     del files
-    state = parse_state(content)
+    state = parse_state(content, f"{generation.address}/{STATE}")
     if generation.shards:
         state[SHARDS] = {"address": generation.address, "files": state[SHARDS]}
     return state
@@ -118,5 +118,5 @@ def read_parts(files: Files, generation: Generation, rank: int) -> Parts:
             f"{generation.address}/{name} is missing, or does not have the sha256 "
             f"{generation.contents[name].sha256}; choose another checkpoint"
         )
-    parts: Parts = parse_state(content)
+    parts: Parts = parse_state(content, f"{generation.address}/{name}")
     return parts

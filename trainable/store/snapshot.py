@@ -115,23 +115,33 @@ class _Digesting:
         return self._sha256.hexdigest()
 
 
-def parse_state(content: bytes) -> dict[str, Any]:
-    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU."""
-    _check_size(content)
+def parse_state(content: bytes, name: str = "the checkpoint") -> dict[str, Any]:
+    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU.
+
+    Raises:
+        CheckpointError: The bytes, which messages call `name`, are no state of a run.
+    """
+    _check_size(content, name)
     try:
         state: dict[str, Any] = torch.load(
             io.BytesIO(content), map_location="cpu", weights_only=True
         )
     except pickle.UnpicklingError as problem:
         raise CheckpointError(
-            f"the checkpoint holds objects that are not plain data ({problem}); keep the state of "
-            "models and "
-            "optimizers to tensors, numbers, strings, lists and dicts"
+            f"{name} holds objects that are not plain data ({problem}); keep the state of models "
+            "and optimizers to tensors, numbers, strings, lists and dicts"
+        ) from problem
+    except MemoryError:
+        raise
+    except Exception as problem:  # torch raises anything for bytes that it has not written
+        raise CheckpointError(
+            f"{name} is no state of a run ({type(problem).__name__}: {problem}); use one that a "
+            "run saved"
         ) from problem
     return state
 
 
-def _check_size(content: bytes) -> None:
+def _check_size(content: bytes, name: str) -> None:
     """Reject an archive that decompresses to more than its own size and could fill the memory.
 
     torch itself writes no compressed entries and stores nothing twice.
@@ -143,19 +153,18 @@ def _check_size(content: bytes) -> None:
             entries, start = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
         raise CheckpointError(
-            f"the checkpoint is not an archive written by torch ({problem}); use one that a run "
-            "saved"
+            f"{name} is not an archive written by torch ({problem}); use one that a run saved"
         ) from problem
     if start != _directory_start(content):
         raise CheckpointError(
-            "the checkpoint is not an archive written by torch (its directory is not where its "
-            "end record says); use one that a run saved"
+            f"{name} is not an archive written by torch (its directory is not where its end "
+            "record says); use one that a run saved"
         )
     size = sum(entry.file_size for entry in entries)
     if size > len(content) or any(entry.compress_type for entry in entries):
         raise CheckpointError(
-            f"the checkpoint has {len(content)} bytes and would take {size} in memory; torch "
-            "writes no compressed checkpoints; use one that a run saved"
+            f"{name} has {len(content)} bytes and would take {size} in memory; torch writes no "
+            "compressed checkpoints; use one that a run saved"
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
@@ -275,9 +276,14 @@ class _Planted:
 
 def _plant(generation, marker):
     """Replace a state by a pickle that runs code, with a manifest that vouches for it."""
-    state = generation.path / "state.pt"
-    torch.save({"model": {"weight": torch.ones(2)}, "planted": _Planted(marker)}, state)
-    content = state.read_bytes()
+    planted = io.BytesIO()
+    torch.save({"model": {"weight": torch.ones(2)}, "planted": _Planted(marker)}, planted)
+    _replace(generation, planted.getvalue())
+
+
+def _replace(generation, content):
+    """Replace a state by other bytes, with a manifest that vouches for them."""
+    (generation.path / "state.pt").write_bytes(content)
     vouched = dataclasses.replace(
         generation, sha256=hashlib.sha256(content).hexdigest(), length=len(content)
     )
@@ -309,6 +315,22 @@ def test_a_planted_pickle_runs_no_code(tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
     torch.load(planted.path / "state.pt", weights_only=False)  # where that is allowed, it does
     assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"torch has not written this", b"PK\x03\x04" + bytes(60), b"\x80\x02}.", b"\x80\x02."],
+    ids=["empty", "text", "half an archive", "another pickle", "half a pickle"],
+)
+def test_state_that_torch_cannot_read_is_named(tmp_path, content):
+    _save(_store(tmp_path), 1)
+    _replace(CheckpointStore(tmp_path).newest(), content)
+    damaged = CheckpointStore(tmp_path).newest()
+    with pytest.raises(CheckpointError, match=r"step-00000001/state\.pt"):
+        CheckpointStore(tmp_path).load(damaged)
+    with pytest.raises(CheckpointError, match=r"step-00000001"):
+        export_weights(damaged.path, tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_digest_is_verified_before_parsing(tmp_path, monkeypatch):
