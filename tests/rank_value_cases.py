@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from tests.rank_training import train_as_rank
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import WindowPlan, open_source
+from trainable.data import SplitReading, WindowPlan, open_source
 from trainable.group_joining import GroupPlace
 from trainable.logged import collecting
 from trainable.parallel.rank_checks import check_built_alike
@@ -253,10 +253,7 @@ def evaluated(task: Judged, ranks: Ranks) -> dict[str, Any]:
     source = open_source(
         TensorDataset(*val) if isinstance(task, Few) else val,  # type: ignore[arg-type, misc]
         WindowPlan(task.samples, 8, 8, shuffle=False),
-        split="val",
-        device=CPU,
-        loader=LoaderConfig(),
-        share=share_of(ranks if shared else ALONE),
+        SplitReading("val", CPU, share=share_of(ranks if shared else ALONE)),
     )
     before = HostRngState()
     step = SimpleNamespace(task=task, model=model, ranks=ranks, is_sharded=False)
@@ -295,10 +292,9 @@ def streamed(stream: Items, ranks: Ranks, workers: int = 0) -> list[list[float]]
     """Read the training windows of a stream."""
     source = open_stream(
         Data(stream, stream),
-        "train",
         TrainConfig(batch_size=6, loader=LoaderConfig(num_workers=workers)),
+        SplitReading("train", CPU, LoaderConfig(num_workers=workers), share=share_of(ranks)),
         seed=1,
-        device=CPU,
         ranks=ranks,
     )
     try:

@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Set, Sized
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy
 import torch
@@ -92,23 +92,29 @@ class Source(Protocol):
         """Free memory and end the loader processes before returning."""
 
 
-def open_source(
-    samples: Samples,
-    plan: IndexPlan,
-    *,
-    split: str,
-    device: torch.device,
-    loader: LoaderConfig,
-    collate: Callable[[list[Any]], Batch] | None = None,
-    share: RankShare = WHOLE,
-) -> Source:
+@dataclass(frozen=True)
+class SplitReading:
+    """How a split is read.
+
+    Attributes:
+        split: `train`, `val` or `test`; each draws random numbers of its own.
+        device: Where the batches are needed.
+        collate: Makes a batch of samples; None: as torch's `DataLoader` does.
+        share: The part of each window that this rank keeps.
+    """
+
+    split: Literal["train", "val", "test"]
+    device: torch.device
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    collate: Callable[[list[Any]], Batch] | None = None
+    share: RankShare = WHOLE
+
+
+def open_source(samples: Samples, plan: IndexPlan, how: SplitReading) -> Source:
     """Open the cheapest source that fits the samples."""
-    if isinstance(samples, tuple) or (type(samples) is TensorDataset and collate is None):
-        return TensorSource(samples, plan, device=device, share=share)
-    dataset = cast("Dataset[Any]", samples)
-    return LoaderSource(
-        dataset, plan, split=split, device=device, loader=loader, collate=collate, share=share
-    )
+    if isinstance(samples, tuple) or (type(samples) is TensorDataset and how.collate is None):
+        return TensorSource(samples, plan, device=how.device, share=how.share)
+    return LoaderSource(cast("Dataset[Any]", samples), plan, how)
 
 
 class TensorSource:
@@ -189,36 +195,27 @@ class LoaderSource:
     once per optimizer step, whatever the accumulation. In exchange the host holds whole windows.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        plan: IndexPlan,
-        *,
-        split: str,
-        device: torch.device,
-        loader: LoaderConfig,
-        collate: Callable[[list[Any]], Batch] | None = None,
-        share: RankShare = WHOLE,
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], plan: IndexPlan, how: SplitReading) -> None:
         self.plan = plan
         self.position = position_of(plan)
-        self._dataset, self._share = dataset, share
-        self._device = device
-        self._split = split
+        self._dataset, self._share, self._split = dataset, how.share, how.split
+        self._device, loader = how.device, how.loader
         workers = loader.num_workers
-        self._requests = _Requests(plan, share, replays=workers > 0)
-        pin = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
+        self._requests = _Requests(plan, how.share, replays=workers > 0)
+        pin = self._device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
         # The loader draws a seed for its processes at each epoch; its own generator keeps the
         # global one unchanged.
         self._generator = torch.Generator()
-        seeded = _SeededWindows(dataset, plan, split, collate or default_collate, share)
+        seeded = _SeededWindows(
+            dataset, plan, how.split, how.collate or default_collate, how.share
+        )
         self.drawing, self.forks = seeded.drawing, workers > 0
         self._loader: DataLoader[Any] = DataLoader(
             seeded,
             batch_sampler=self._requests,
             num_workers=workers,
             prefetch_factor=loader.prefetch_factor if workers else None,
-            pin_memory=pin and device.type == "cuda",
+            pin_memory=pin and self._device.type == "cuda",
             collate_fn=_as_window,
             generator=self._generator,
             worker_init_fn=_begin_process,

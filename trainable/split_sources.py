@@ -19,6 +19,7 @@ from trainable.data import (
     Plan,
     SampledPlan,
     Source,
+    SplitReading,
     WindowPlan,
     open_source,
     sample_count,
@@ -53,20 +54,11 @@ def open_sources(
         split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
     ) -> Source:
         samples, own = (data.train, ranks) if split == "train" else (data.val, val_ranks)
+        how = SplitReading(split, device, config.loader, data.collate_of(split), share_of(own))
         if is_stream(samples):
             most = trial.budget.val_batches if split == "val" else None
-            return open_stream(
-                data, split, config, seed=seed, device=device, batches=most, ranks=own
-            )
-        return open_source(
-            samples,
-            plan(),
-            split=split,
-            device=device,
-            loader=config.loader,
-            collate=data.collate_of(split),
-            share=share_of(own),
-        )
+            return open_stream(data, config, how, seed=seed, batches=most, ranks=own)
+        return open_source(samples, plan(), how)
 
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
     return (
@@ -163,16 +155,9 @@ class HeldOut:
             set_seed(SEED)
             samples = samples()
             check_split(samples, "test", "the function that build_data() gives as `test`", collate)
+        how = SplitReading("test", device, config.loader, collate)
         if is_stream(samples):
-            data = replace(self.data, test=samples)
-            return open_stream(data, "test", config, seed=SEED, device=device)
+            return open_stream(replace(self.data, test=samples), config, how, seed=SEED)
         micro = config.micro_batch_size
         plan = WindowPlan(sample_count(samples), micro, micro, seed=SEED, shuffle=False)
-        return open_source(
-            samples,
-            plan,
-            split="test",
-            device=device,
-            loader=config.loader,
-            collate=collate,
-        )
+        return open_source(samples, plan, how)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from trainable.built import summary_of
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import MicroBatches, end_loader_with_parent, move, pin
+from trainable.data import MicroBatches, SplitReading, end_loader_with_parent, move, pin
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_state import dumps, loads
-from trainable.ranks import ALIKE_REMEDY, ALONE, WHOLE, Ranks, RankShare, share_of
+from trainable.ranks import ALIKE_REMEDY, ALONE, WHOLE, Ranks, RankShare
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -253,16 +253,16 @@ class _Readers(IterableDataset[Any]):
 
 def open_stream(
     data: Data,
-    split: Literal["train", "val", "test"],
     config: TrainConfig,
+    how: SplitReading,
     *,
     seed: int,
-    device: torch.device,
     batches: int | None = None,
     ranks: Ranks = ALONE,
 ) -> StreamSource:
     """Open a split that is a stream."""
-    stream, loader = getattr(data, split), config.loader
+    split, loader = how.split, how.loader
+    stream = getattr(data, split)
     if split == "train" and loader.resume == "exact" and not has_state(stream):
         raise ConfigError(
             f"exact, and train is {stream_name(stream)} without state_dict() and "
@@ -283,11 +283,11 @@ def open_stream(
         items=items,
         micro_items=micro_items,
         batched=batched,
-        collate=data.collate_of(split) or default_collate,
+        collate=how.collate or default_collate,
         drop_last=is_train and loader.drop_last,
         skips=is_train and loader.resume == "skip",
         most=batches if batches is None or batched else batches * config.batch_size // items,
-        share=share_of(ranks),
+        share=how.share,
     )
     length = length_of(stream) or 0
     if format.most is not None:
@@ -295,7 +295,7 @@ def open_stream(
     whole, rest = divmod(length, items)
     windows = whole + (rest > 0 and not format.drop_last)
     plan = StreamPlan(0 if batched else length, 1 if batched else items, batched, windows)
-    return StreamSource(stream, plan, format, device=device, loader=loader, ranks=ranks)
+    return StreamSource(stream, plan, format, device=how.device, loader=loader, ranks=ranks)
 
 
 def first_items(stream: Any, most: int) -> list[Any]:

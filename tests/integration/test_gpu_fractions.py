@@ -81,7 +81,7 @@ import time
 import torch
 from torch.utils.data import Dataset
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, WindowPlan
+from trainable.data import LoaderSource, SplitReading, WindowPlan
 
 class Stuck(Dataset):
     def __len__(self):
@@ -92,9 +92,8 @@ class Stuck(Dataset):
         time.sleep(1000)
 
 source = LoaderSource(
-    Stuck(), WindowPlan(8, 4, 4), split="train", device=torch.device("cpu"),
-    loader=LoaderConfig(num_workers=2),
-)
+    Stuck(), WindowPlan(8, 4, 4), SplitReading("train", torch.device("cpu"),
+    loader=LoaderConfig(num_workers=2)))
 next(source.windows(0))
 """
 

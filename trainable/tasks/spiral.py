@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ class Spiral(Task):
         noise: float = 0.2,
         data_seed: int = 0,
         label_smoothing: float = 0.0,
-        class_weights: Sequence[float] | None = None,
     ) -> None:
         if samples < 4:
             raise ConfigError(
@@ -36,9 +34,7 @@ class Spiral(Task):
             raise ConfigError(f"spiral: width is {width}; it must be at least 1")
         self.samples, self.width = samples, width
         self.turns, self.noise, self.data_seed = turns, noise, data_seed
-        self.use_cross_entropy(
-            classes=CLASSES, label_smoothing=label_smoothing, class_weights=class_weights
-        )
+        self.use_cross_entropy(classes=CLASSES, label_smoothing=label_smoothing)
 
     def build_model(self) -> nn.Module:
         """Return a model from points (N, 2) to logits (N, 3)."""

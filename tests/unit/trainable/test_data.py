@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainable import data
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, TensorSource, WindowPlan, move, open_source
+from trainable.data import LoaderSource, SplitReading, TensorSource, WindowPlan, move, open_source
 from trainable.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -36,9 +36,7 @@ def _loader(plan, workers=0, samples=43):
     return LoaderSource(
         Numbers(samples),
         plan,
-        split="train",
-        device=CPU,
-        loader=LoaderConfig(num_workers=workers),
+        SplitReading("train", CPU, loader=LoaderConfig(num_workers=workers)),
     )
 
 
@@ -123,11 +121,7 @@ def test_rarely_random_samples_are_reproducible():
     found = []
     for start, size in ((0, 3), (0, 43), (7, 2)):
         source = LoaderSource(
-            NowAndThen(43),
-            WindowPlan(43, size, size),
-            split="train",
-            device=CPU,
-            loader=LoaderConfig(),
+            NowAndThen(43), WindowPlan(43, size, size), SplitReading("train", CPU)
         )
         found.append(_drawn(source, start=start))
     assert found[0] == found[1]
@@ -150,9 +144,7 @@ def test_initial_seed_is_the_same_in_any_loader_process():
         source = LoaderSource(
             OwnGenerator(43),
             WindowPlan(43, 12, 12, seed=3),
-            split="train",
-            device=CPU,
-            loader=LoaderConfig(num_workers=workers),
+            SplitReading("train", CPU, loader=LoaderConfig(num_workers=workers)),
         )
         found.append([_drawn(source, epoch, start) for epoch in epochs])
         source.close()
@@ -172,10 +164,7 @@ def _masking(workers=0, seed=1):
     return LoaderSource(
         range(43),
         WindowPlan(43, 12, 5, seed=seed),
-        split="train",
-        device=CPU,
-        loader=LoaderConfig(num_workers=workers),
-        collate=_masked,
+        SplitReading("train", CPU, loader=LoaderConfig(num_workers=workers), collate=_masked),
     )
 
 
@@ -216,7 +205,7 @@ def test_generator_state_is_read_once_per_window(monkeypatch, micro):
 
     monkeypatch.setattr(data, "HostRngState", Counted)
     plan = WindowPlan(43, 12, micro)
-    source = LoaderSource(list(range(43)), plan, split="train", device=CPU, loader=LoaderConfig())
+    source = LoaderSource(list(range(43)), plan, SplitReading("train", CPU))
     assert sum(len(batch) for window in source.windows(0) for batch in window) == 43
     assert len(looks) == plan.windows
 
@@ -237,10 +226,7 @@ def test_collate_receives_one_micro_batch_at_a_time(workers):
     source = LoaderSource(
         Numbers(10),
         WindowPlan(10, 6, 2, shuffle=False),
-        split="val",
-        device=CPU,
-        loader=LoaderConfig(num_workers=workers),
-        collate=_indices,
+        SplitReading("val", CPU, loader=LoaderConfig(num_workers=workers), collate=_indices),
     )
     assert [list(window) for window in source.windows(0)] == [
         [[0, 1], [2, 3], [4, 5]],
@@ -266,7 +252,7 @@ def test_tensor_data_sets_are_indexed_directly():
     plan = WindowPlan(4, 2, 2)
     tensors = (torch.arange(4), torch.arange(4))
     for samples in (tensors, TensorDataset(*tensors)):
-        source = open_source(samples, plan, split="val", device=CPU, loader=LoaderConfig())
+        source = open_source(samples, plan, SplitReading("val", CPU))
         assert isinstance(source, TensorSource)
 
 

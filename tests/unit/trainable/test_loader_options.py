@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, WindowPlan, move
+from trainable.data import LoaderSource, SplitReading, WindowPlan, move
 
 pytestmark = pytest.mark.seeds("S19")
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -16,9 +16,7 @@ def _loader(device=CPU, **options):
     source = LoaderSource(
         list(range(10)),
         WindowPlan(10, 4, 4),
-        split="train",
-        device=device,
-        loader=LoaderConfig(**options),
+        SplitReading("train", device, loader=LoaderConfig(**options)),
     )
     return source._loader
 

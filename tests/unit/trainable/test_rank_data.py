@@ -15,7 +15,7 @@ from tests.unit.trainable.conftest import Toy
 from tests.unit.trainable.test_data import CPU, NowAndThen, Numbers
 from trainable.build import build_parts
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import LoaderSource, SampledPlan, TensorSource, WindowPlan
+from trainable.data import LoaderSource, SampledPlan, SplitReading, TensorSource, WindowPlan
 from trainable.errors import ConfigError
 from trainable.ranks import WHOLE, Ranks, RankShare
 from trainable.streams import open_stream
@@ -113,10 +113,7 @@ def test_a_sample_is_augmented_alike_on_any_rank(kind, workers):
         return LoaderSource(
             Numbers(23),
             _plan(kind, 23, 8, 4, drop_last=False),
-            split="train",
-            device=CPU,
-            loader=LoaderConfig(num_workers=workers),
-            share=share,
+            SplitReading("train", CPU, loader=LoaderConfig(num_workers=workers), share=share),
         )
 
     expected = [_rows(window) for window in _read(source(WHOLE))]
@@ -130,10 +127,7 @@ def test_a_part_may_be_empty_in_a_loader():
     source = LoaderSource(
         NowAndThen(7),
         plan,
-        split="train",
-        device=CPU,
-        loader=LoaderConfig(num_workers=1),
-        share=RankShare(2, 3),
+        SplitReading("train", CPU, loader=LoaderConfig(num_workers=1), share=RankShare(2, 3)),
     )
     assert [[batch[0].tolist() for batch in window] for window in _read(source)] == [[[4]], []]
 
@@ -179,10 +173,9 @@ def _stream(share, *, batched=False, split="train", workers=0, accumulation=2, c
     stream = Counted(batched)
     return open_stream(
         Data(train=stream, val=stream, batched=batched, collate=collate),
-        split,
         TrainConfig(batch_size=4, accumulation=accumulation, loader={"num_workers": workers}),
+        SplitReading(split, CPU, LoaderConfig(num_workers=workers), collate, share),
         seed=5,
-        device=CPU,
         ranks=Reading(share),
     )
 
@@ -201,11 +194,7 @@ def test_collate_draws_other_numbers_on_each_rank(kind):
             source = LoaderSource(
                 Numbers(9),
                 WindowPlan(9, 9, 9),
-                split="train",
-                device=CPU,
-                loader=LoaderConfig(),
-                collate=_noise,
-                share=share,
+                SplitReading("train", CPU, collate=_noise, share=share),
             )
         drawn.append(_read(source)[0][0][1].item())
     assert drawn[0] == drawn[1]

@@ -138,12 +138,12 @@ def test_smoothing_is_searchable_and_class_weights_fixed(tmp_path, precision, to
 
 
 @pytest.mark.seeds("S13")
-@pytest.mark.parametrize("name", ["digits", "spiral", "fashion_mnist"])
+@pytest.mark.parametrize("name", ["digits", "fashion_mnist"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"label_smoothing": 1.0}, r"label_smoothing is 1.0; it must lie in \[0, 1\)"),
-        ({"class_weights": [1.0, 2.0]}, r"class_weights is \[1.0, 2.0\]; it must be (3|10) numb"),
+        ({"class_weights": [1.0, 2.0]}, r"class_weights is \[1.0, 2.0\]; it must be 10 numb"),
         ({"class_weights": [0, 0, 0]}, "class_weights"),
         ({"class_weights": [1, -1, 1]}, "class_weights"),
     ],

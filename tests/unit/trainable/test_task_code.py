@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, WindowPlan
+from trainable.data import LoaderSource, SplitReading, WindowPlan
 from trainable.errors import TaskError
 from trainable.hooks import HOOKS
 from trainable.task import Data
@@ -57,10 +57,12 @@ def test_epoch_that_ends_early_is_a_task_error(error, workers, where):
     source = LoaderSource(
         Raising(error, at=at),
         WindowPlan(43, 12, 12, shuffle=False),
-        split="train",
-        device=torch.device("cpu"),
-        loader=LoaderConfig(num_workers=workers),
-        collate=collate if where == "collate" else None,
+        SplitReading(
+            "train",
+            torch.device("cpu"),
+            loader=LoaderConfig(num_workers=workers),
+            collate=collate if where == "collate" else None,
+        ),
     )
     came = 0
     with pytest.raises(TaskError) as raised:
@@ -86,11 +88,7 @@ def test_dataset_that_ends_fails_the_run(split, tmp_path, opened, configure, toy
 
 def test_loader_that_ends_early_is_detected():
     source = LoaderSource(
-        Raising(None, at=None),
-        WindowPlan(43, 12, 12),
-        split="val",
-        device=torch.device("cpu"),
-        loader=LoaderConfig(),
+        Raising(None, at=None), WindowPlan(43, 12, 12), SplitReading("val", torch.device("cpu"))
     )
     source._loader = iter([[1], [2]])
     with pytest.raises(TaskError, match="val: 2 of 4 windows of epoch 1 came and the data ended"):
