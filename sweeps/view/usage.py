@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweeps.formatting import format_device_hours, format_duration
+from sweeps.ledger.attributes import ORIGIN_COLUMNS
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.reconcile.stop_criteria import is_stopped_early
@@ -57,7 +58,8 @@ class Usage:
         saved_seconds: The time of these reports at the speed of each trial itself.
         saved_device_seconds: The same in seconds of `device`.
         planned: What was planned before the first trial; None before it.
-        confirming: How many of the trials that started confirm another one.
+        extra: How many of the trials that started train the point of another one again, beside the
+            search.
     """
 
     report_word: str
@@ -72,7 +74,7 @@ class Usage:
     saved_seconds: Total
     saved_device_seconds: Total
     planned: dict[str, Any] | None
-    confirming: int = 0
+    extra: int = 0
 
     @property
     def device(self) -> str:
@@ -109,8 +111,8 @@ class Usage:
         if plan["trials"] != self.trials:
             planned = plan["trials"]
             count = f" for {planned:,} trial{'s' * (planned != 1)}; {self.trials:,} started"
-            if self.confirming:
-                count += f", {self.confirming:,} of them to confirm"
+            if self.extra:
+                count += f", {self.extra:,} of them beside the search"
         sentence += f"; planned: about {plan['expected_epochs']:,.0f} {self.report_word}s"
         if plan["seconds"] is not None:
             hours = format_device_hours(plan["device_seconds"], plan["device"])
@@ -167,7 +169,7 @@ def usage(view: SweepView) -> Usage:
         saved_seconds=_total(stopped, rate(lambda one: one.seconds)),
         saved_device_seconds=_total(stopped, on_device),
         planned=view.ledger.plan,
-        confirming=sum(one.role == "confirm" for one in started),
+        extra=sum(one.role in ORIGIN_COLUMNS for one in started),
     )
 
 
