@@ -10,11 +10,13 @@ saved (`object_state.py`).
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import enum
 import inspect
 import io
 import marshal
+import mmap
 import sys
 import threading
 import types
@@ -103,14 +105,14 @@ class _Attributes(Kind):
 
 
 class _Container(_Attributes):
-    """A list, deque, set or bytearray; a class of the user's may give others by its methods.
+    """A list, deque or set; a class of the user's may give others by its methods.
 
     The members of a set have no order by which a resumed run finds them again: they are no parts,
     and are saved with it.
     """
 
-    def __init__(self, builtin: Any, copied: Any = list) -> None:
-        self._builtin, self._copied = builtin, copied
+    def __init__(self, builtin: Any) -> None:
+        self._builtin = builtin
 
     def parts(self, value: Any) -> Iterator[Part]:
         if self._builtin in (list, deque):
@@ -118,12 +120,22 @@ class _Container(_Attributes):
         yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
-        return self._copied(self._builtin.__iter__(value))
+        return list(self._builtin.__iter__(value))
 
     def write(self, value: Any, state: Any) -> None:
         self._builtin.clear(value)
         add = self._builtin.update if self._builtin is set else self._builtin.extend
         add(value, state)
+
+
+class _Bytes(_Attributes):
+    """A bytearray, or memory that was mapped to be written to."""
+
+    def read(self, value: Any) -> Any:
+        return bytes(memoryview(value))
+
+    def write(self, value: Any, state: Any) -> None:
+        value[:] = state  # in place: there may be views of it
 
 
 class _Dict(_Attributes):
@@ -199,6 +211,29 @@ class _Memory(Kind):
 
     def write(self, value: Any, state: Any) -> None:
         ctypes.memmove(ctypes.addressof(value), state, len(state))
+
+
+class _Variable(Kind):
+    """A context variable: its value where the run trains."""
+
+    def attributes(self, value: Any) -> dict[str, Any]:
+        try:
+            return {"value": value.get()}
+        except LookupError:
+            return {}
+
+    def put(self, value: Any, name: str, part: Any) -> None:  # noqa: ARG002
+        value.set(part)
+
+
+class _View(Kind):
+    """A read-only view of a mapping, or one of memory: what it shows."""
+
+    def parts(self, value: Any) -> Iterator[Part]:
+        if isinstance(value, memoryview):
+            yield ".obj", value.obj
+        else:
+            yield from ((f"[{key!r}]", part) for key, part in value.items())
 
 
 class _Array(Kind):
@@ -521,11 +556,12 @@ _CONTAINERS: tuple[tuple[type, Kind], ...] = (
     (list, _Container(list)),
     (deque, _Container(deque)),
     (set, _Container(set)),
-    (bytearray, _Container(bytearray, bytes)),
+    (bytearray, _BYTES := _Bytes()),
     (tuple, BY_VALUE := _ByValue()),
 )
 _FILE, ITERATOR, _MEMORY, _ARRAY, _MODULE = _File(), _Iterator(), _Memory(), _Array(), _Module()
 SAVED_TENSOR, _TENSOR = _Tensor(is_saved=True), _Tensor(is_saved=False)
+_VARIABLE, _VIEW = _Variable(), _View()
 _FUNCTION, _CLASS, _GLOBALS, DECLARED = _Function(), _Class(), _Globals(), _Declared()
 _ATTRIBUTES, _REDUCED = _Attributes(), _Reduced()
 SAVED_OPTIMIZER, _OPTIMIZER = _Optimizer(is_saved=True), _Optimizer(is_saved=False)
@@ -548,6 +584,12 @@ def kind_of(value: Any) -> Kind | None:
         return OPAQUE
     if kind is numpy.memmap:  # it belongs to a file
         return None
+    if isinstance(value, mmap.mmap):
+        return None if value.closed or memoryview(value).readonly else _BYTES
+    if kind is contextvars.ContextVar:
+        return _VARIABLE
+    if kind in (types.MappingProxyType, memoryview):
+        return _VIEW
     if kind in (numpy.ndarray, numpy.recarray) and not value.dtype.hasobject:
         return _ARRAY if value.flags.writeable else None
     if isinstance(value, nn.Module):

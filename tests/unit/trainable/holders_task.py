@@ -5,11 +5,14 @@ Imported anew for each run, as in a process of its own.
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
+import mmap
 import multiprocessing
 import random
 import threading
+import types
 from collections import deque
 
 import numpy
@@ -121,6 +124,10 @@ REFUSABLE = {
     "attribute": lambda: torch.zeros(1),
     "shared value": lambda: multiprocessing.Value("i", 0),
     "of a thread": threading.local,
+    "context variable": lambda: contextvars.ContextVar("calls", default=0),
+    "mapped memory": lambda: mmap.mmap(-1, 8),
+    "view of memory": lambda: memoryview(bytearray(8)),
+    "view of a mapping": lambda: types.MappingProxyType({"calls": [0]}),
 }
 """Of further kinds, which a run may refuse."""
 
@@ -173,6 +180,15 @@ def advanced(kind, state):
         case "shared value":
             state.value += 1
             return state, state.value
+        case "context variable":
+            state.set(state.get() + 1)
+            return state, state.get()
+        case "mapped memory" | "view of memory":
+            state[3] += 1
+            return state, state[3]
+        case "view of a mapping":
+            state["calls"].append(1)
+            return state, len(state["calls"])
         case "view" | "array view":
             row = state.setdefault("row", state["bank"][1:2])
             row += 1

@@ -41,7 +41,17 @@ def test_state_is_restored_wherever_it_is_kept(tmp_path, opened, configure, fres
     _check(tmp_path, opened, configure(every="1 step", epochs=2), lambda: fresh(place, kind), 6)
 
 
-@pytest.mark.parametrize("kind", ["shared value", "of a thread"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "shared value",
+        "of a thread",
+        "context variable",
+        "mapped memory",
+        "view of memory",
+        "view of a mapping",
+    ],
+)
 def test_state_that_pickle_refuses_is_restored_in_what_was_built(
     tmp_path, opened, configure, fresh, kind
 ):
