@@ -141,6 +141,14 @@ def shown(value: object) -> str:
     return quoted(value) if isinstance(value, str) else cut(str(value))
 
 
+def described(value: object) -> str:
+    """Return a value as a spec would contain it; of a list or a mapping, that it is one."""
+    if isinstance(value, list | dict):
+        kind = "list" if isinstance(value, list) else "mapping"
+        return f"a {kind}" if value else f"an empty {kind}"
+    return shown(value)
+
+
 def cut(text: str) -> str:
     """Return a text that is short and printable, for a message.
 

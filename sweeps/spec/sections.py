@@ -25,7 +25,7 @@ from pydantic import (
 
 from redaction.secrets import is_secret
 from sweeps.errors import Issue, UserError, WrongDuration
-from sweeps.formatting import parse_duration, shown
+from sweeps.formatting import described, parse_duration, shown
 from sweeps.paths import check_name
 from sweeps.spec.constraints import parse_constraint
 from sweeps.spec.error_messages import nearest
@@ -50,13 +50,9 @@ _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w{0,200})\}", re.ASCII)
 
 
-def _text(value: object) -> str:
-    return "a list or a mapping" if isinstance(value, list | dict) else shown(value)
-
-
 def _check_gpu(value: object) -> object:
     rule = "a GPU ask is 'auto', 0, a share below 1, or a whole number"
-    text = _text(value)
+    text = described(value)
     if value == "auto":
         return value
     if not is_number(value) or not math.isfinite(value):
@@ -97,7 +93,7 @@ def _metric_fault(item: object) -> str | None:
     if isinstance(item, str) and 0 < len(item) <= _LONGEST_METRIC:
         return None
     return (
-        f"{_text(item)} is not the name of a metric; a name has 1 to {_LONGEST_METRIC} "
+        f"{described(item)} is not the name of a metric; a name has 1 to {_LONGEST_METRIC} "
         "characters; write for example val/loss"
     )
 
@@ -105,7 +101,7 @@ def _metric_fault(item: object) -> str | None:
 def _mode_fault(item: object) -> str | None:
     if item in ("min", "max"):
         return None
-    return f"{_text(item)} is not known here; valid: min, max; write one of them"
+    return f"{described(item)} is not known here; valid: min, max; write one of them"
 
 
 def _kind(value: object) -> str:
@@ -152,7 +148,7 @@ def check_sampler(value: object) -> object:
     valid = f"valid: {', '.join((*SAMPLERS, AUTO))}, or module:Class of an Optuna sampler"
     meant = nearest(value, (*SAMPLERS, AUTO)) if isinstance(value, str) else None
     fix = f"did you mean '{meant}'?" if meant else "write one of them"
-    raise UserError(f"{_described(value)} is not known here; {valid}; {fix}")
+    raise UserError(f"{described(value)} is not known here; {valid}; {fix}")
 
 
 def check_points(value: object) -> object:
@@ -164,8 +160,7 @@ def check_points(value: object) -> object:
 
     def faults(index: int, point: object) -> Iterator[Issue]:
         if not isinstance(point, dict) or not point:
-            text = "an empty mapping" if point == {} else _described(point)
-            yield Issue((index,), f"{text} is not a point; {rule}; {example}")
+            yield Issue((index,), f"{described(point)} is not a point; {rule}; {example}")
 
     return _each(value, faults, f"{rule}; {example}")
 
@@ -175,7 +170,7 @@ def check_constraints(value: object) -> object:
 
     def faults(index: int, text: object) -> Iterator[Issue]:
         if not isinstance(text, str):
-            yield Issue((index,), f"{_described(text)} is not a constraint; {rule}")
+            yield Issue((index,), f"{described(text)} is not a constraint; {rule}")
             return
         try:
             parse_constraint(text)
@@ -191,7 +186,7 @@ def sweep_names(value: object) -> object:
 
     def faults(index: int, name: object) -> Iterator[Issue]:
         if not isinstance(name, str):
-            yield Issue((index,), f"{_described(name)} is not a name; {rule}")
+            yield Issue((index,), f"{described(name)} is not a name; {rule}")
         elif names.index(name) < index:
             yield Issue((index,), f"{shown(name)} is listed twice; list each sweep once")
         else:
@@ -209,16 +204,10 @@ def _each(
     value: object, faults: Callable[[int, object], Iterator[Issue]], rule: str
 ) -> list[object]:
     if not isinstance(value, list):
-        raise UserError(f"{_described(value)} is not a list; {rule}")
+        raise UserError(f"{described(value)} is not a list; {rule}")
     if found := [fault for index, item in enumerate(value) for fault in faults(index, item)]:
         raise UserError(found)
     return value
-
-
-def _described(value: object) -> str:
-    if isinstance(value, list):
-        return "a list"
-    return "a mapping" if isinstance(value, dict) else shown(value)
 
 
 class SearchConfig(Section):
@@ -461,7 +450,7 @@ def _check_step_timeout(value: object) -> object:
     rule = "the longest time without progress is a duration above 0, off, or null for automatic"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UserError(
-            f"{_text(value)} is not a duration; {rule}; write for example {_STEP_TIMEOUT}"
+            f"{described(value)} is not a duration; {rule}; write for example {_STEP_TIMEOUT}"
         )
     try:
         seconds = parse_duration(
@@ -537,8 +526,8 @@ def from_short_form(value: object) -> Any:
     if isinstance(value, dict | RepeatsConfig):
         return value
     if isinstance(value, bool) or not isinstance(value, int):
-        text = shown(value) if not isinstance(value, list) else "a list"
         raise UserError(
-            f"{text} is no number of seeds; write for example 3, or {{seeds: 3, value: median}}"
+            f"{described(value)} is no number of seeds; write for example 3, or "
+            "{seeds: 3, value: median}"
         )
     return {"seeds": value}

@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from sweeps.errors import Issue, UserError
-from sweeps.formatting import shown
+from sweeps.formatting import described, shown
 from sweeps.spec.error_messages import nearest
 from sweeps.spec.priors import PRIOR, PRIOR_WIDTH, parse_prior
 from sweeps.spec.space import (
@@ -51,10 +51,9 @@ def parse_distribution(data: object) -> Distribution:
         # Created in Python: check it by the same rules.
         data = data.to_data()
     if not isinstance(data, dict):
-        text = shown(data) if not isinstance(data, list) else "a list"
         raise UserError(
-            f"{text} is not a distribution; a space holds one distribution per key; write "
-            f"{{choice: [...]}} or {{uniform: [low, high]}}, or move a fixed value out of `space`"
+            f"{described(data)} is not a distribution; a space holds one distribution per key; "
+            "write {choice: [...]} or {uniform: [low, high]}, or move a fixed value out of `space`"
         )
     if WHEN in data:
         return replace(
@@ -123,7 +122,7 @@ def _parse_stepped(data: Mapping[str, Any]) -> Distribution:
         )
     step = data[STEP]
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        message = f"{_kind_of(step)} is not a step of whole numbers; a step is a whole number "
+        message = f"{described(step)} is not a step of whole numbers; a step is a whole number "
         raise UserError([Issue((STEP,), message + "from 1 on; write 16, or use quniform")])
     whole = parse_distribution({name: data[name]})
     assert isinstance(whole, Int)
@@ -145,7 +144,7 @@ def _parse_powers(arguments: Sequence[Any]) -> Distribution:
     for index, value in enumerate(arguments):
         word, least = (("low", 0), ("high", 0), ("factor", 1))[index]
         if not is_number(value):
-            message = f"{_kind_of(value)} is not a number; {word} is one; write one, such as 2"
+            message = f"{described(value)} is not a number; {word} is one; write one, such as 2"
             raise _refuse(Powers, message, index)
         if not math.isfinite(value) or value <= least:
             message = f"{word} is {write_flow(value)}; it is above {least}; write 2"
@@ -176,13 +175,14 @@ def _parse_conditions(data: object) -> tuple[tuple[str, tuple[Scalar, ...]], ...
     example = "write when: {train.optimizer.name: sgd}"
     rule = "`when` maps other keys of the space to the values with which this one exists"
     if not isinstance(data, Mapping) or not data:
-        text = "an empty mapping" if data == {} else _kind_of(data)
+        text = described(data)
         raise UserError([Issue((WHEN,), f"{text} is not a condition; {rule}; {example}")])
     faults, found = [], []
     for key, allowed in data.items():
         values = allowed if isinstance(allowed, list) else [allowed]
-        if not values or any(isinstance(value, list | dict) for value in values):
-            text = "an empty list" if not values else "a list or a mapping"
+        wrong = [value for value in values or [values] if isinstance(value, list | dict)]
+        if wrong:
+            text = described(wrong[0])
             message = f"{text} is not a value of a key; {rule}; write one value, or [a, b]"
             faults.append(Issue((WHEN, key), message))
         found.append((key, tuple(values)))
@@ -197,7 +197,7 @@ def _refuse(kind: type[Distribution], message: str, index: int | None = None) ->
 
 
 def _wrong_shape(kind: type[Distribution], arguments: object) -> str:
-    got = f"{len(arguments)} values" if isinstance(arguments, list) else _kind_of(arguments)
+    got = f"{len(arguments)} values" if isinstance(arguments, list) else described(arguments)
     rule = f"{kind.name} takes {kind.form}"
     if isinstance(arguments, list) and len(arguments) == 3 and kind.name != "quniform":
         if kind.name.startswith("log"):
@@ -209,10 +209,6 @@ def _wrong_shape(kind: type[Distribution], arguments: object) -> str:
     return f"got {got}; {rule}; write {kind.name}: {kind.form}"
 
 
-def _kind_of(value: object) -> str:
-    return "a mapping" if isinstance(value, dict) else shown(value)
-
-
 def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribution:
     whole = issubclass(kind, Int)
     labels = ("low", "high", "step")
@@ -221,7 +217,7 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
         message = None
         if not is_number(value):
             message = (
-                f"{_kind_of(value)} is not a number; {labels[index]} is a number; write "
+                f"{described(value)} is not a number; {labels[index]} is a number; write "
                 "one, such as 0.1"
             )
         elif not math.isfinite(value):
