@@ -42,6 +42,7 @@ CASES = {
     "huge number": HEAD + "seed: 99999999999999999999\n",
     "two documents": HEAD + "---\na: 1\n",
     "alias of nothing": HEAD + "seed: *x\n",
+    "alias inside of its anchor": HEAD + "seed: &x [*x]\n",
     "special character": HEAD + "seed: @x\n",
     "wrong indentation": HEAD + " seed: 3\n",
     "control character": "name: \x01\n",
