@@ -37,6 +37,20 @@ def test_each_test_and_file_that_documents_name_exists() -> None:
     assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
+def test_each_attack_of_the_security_page_names_its_tests() -> None:
+    page = (ROOT / "docs/concepts/security.md").read_text(encoding="utf-8")
+    attacks = 0
+    for table in re.findall(r"(?:^\|.*\|\n)+", page, re.MULTILINE):
+        lines = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+        header, rows = lines[0], lines[2:]
+        if "Test" in header:
+            for row in rows:
+                assert len(row) == len(header), row
+                assert re.fullmatch(r"(`test_\w+`(, )?)+", row[header.index("Test")]), row
+            attacks += len(rows)
+    assert attacks > 50
+
+
 def test_keys_in_the_documents_have_these_defaults() -> None:
     lines = re.findall(r"^\| `train\.([\w.]+)` \| `(\w+)` \|", TEXT, re.MULTILINE)
     assert len(lines) >= 10
