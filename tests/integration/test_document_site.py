@@ -5,6 +5,7 @@ What must not live here: the documents as they are, which `make check` builds.
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -52,12 +53,17 @@ def _html(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def test_link_to_a_file_of_the_repository_is_text(project: Path) -> None:
+def test_site_shows_files_as_text_and_searches_decisions_last(project: Path) -> None:
     (project / "docs/page.md").write_text("# Page\n\nSee [the step](../trainable/step.py).\n")
     done = _build(project)
     assert done.returncode == 0, done.stderr
     html = _html(project / "site/page.html")
     assert '<span title="trainable/step.py">the step</span>' in html
+    index = json.loads((project / "site/search/search_index.json").read_text(encoding="utf-8"))
+    weights = {
+        entry["location"].partition("#")[0]: entry.get("boost", 1) for entry in index["docs"]
+    }
+    assert weights["adr/index.html"] < weights["page.html"] == 1
 
 
 def test_link_to_a_file_leads_to_the_repository(project: Path) -> None:
