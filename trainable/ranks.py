@@ -28,6 +28,18 @@ ALIKE_REMEDY = (
 )
 
 
+class WindowSums(NamedTuple):
+    """What the micro-batches of a window add up to, besides their gradients.
+
+    Attributes:
+        passes: How many of them had a backward pass.
+    """
+
+    loss: Scalar
+    weight: Scalar
+    passes: int
+
+
 class Decisions(NamedTuple):
     """What the first rank decides about the end of a step.
 
@@ -65,24 +77,17 @@ class Ranks:
 
     def exchange(
         self,
-        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        compute: Callable[[], WindowSums],
         parameters: Sequence[Tensor],
+        decide: Callable[[], Decisions],
         device: torch.device | None = None,
-    ) -> tuple[Scalar, Scalar, int]:
-        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
-        del parameters, device
-        return compute()
+    ) -> tuple[WindowSums, Decisions | None]:
+        """Compute this rank's part of a window; return the sums, and leave the summed gradients.
 
-    def in_step(
-        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
-    ) -> Iterable[Any]:
-        """Return the micro-batches of a window, for `compute` of `exchange`."""
-        del decide
-        return window
-
-    def decided(self) -> Decisions | None:
-        """Return what the first rank decided within the last exchange; None for one process."""
-        return None
+        Beside them what the first rank decides when it has computed; None for one process.
+        """
+        del parameters, decide, device
+        return compute(), None
 
     def gather_plain(
         self, value: Any, error: BaseException | None = None, *, seconds: float | None = None

@@ -16,6 +16,8 @@ import json
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -26,19 +28,16 @@ from trainable.errors import RankLost, TaskError
 from trainable.failures import as_error, as_note, is_shared, mark_shared
 from trainable.group_joining import GroupPlace, join_group, sees_group
 from trainable.parallel.collectives import Collectives
-from trainable.parallel.gradient_sums import GradientSums, by_kind
+from trainable.parallel.flat_gradients import FlatGradients, by_kind
 from trainable.parallel.rank_checks import check_trained_alike
-from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar
+from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar, WindowSums
 from trainable.store.snapshot import parse_state, snapshot, write_state
 
-_END = object()
 _FIRST_BYTES = 4096
 """Bytes of the first operation of a message; what is longer takes a second one."""
-_NUM_NUMBERS = 7 + len(Decisions._fields)
-"""How many numbers of each rank travel with the gradients: see `exchange`."""
-
-
 _SIGNATURE = 32
+_WITHOUT = "N"
+"""The letter of a parameter that neither requires nor has a gradient: see `_mark_of`."""
 
 
 class RankGroup(Ranks):
@@ -48,11 +47,8 @@ class RankGroup(Ranks):
         self.rank, self.size = collectives.rank, collectives.size
         self.collectives = collectives
         self._leaves_on_failure = False
-        self._gradients: GradientSums | None = None
+        self._gradients: FlatGradients | None = None
         self._names: dict[int, str] = {}
-        self._sends_early = False
-        self._decide: Callable[[], Decisions] = Decisions
-        self._decided: Decisions | None = None
         self._buffers: SyncedBuffers | None = None
         self._computes = False
         self._remedy_for_passes = ""
@@ -86,87 +82,58 @@ class RankGroup(Ranks):
 
     def exchange(
         self,
-        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        compute: Callable[[], WindowSums],
         parameters: Sequence[Tensor],
+        decide: Callable[[], Decisions],
         device: torch.device | None = None,
-    ) -> tuple[Scalar, Scalar, int]:
-        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
-        error: Exception | None = None
-        loss: Scalar = 0.0
-        weight: Scalar = 0.0
-        passes = 0
-        present, decisions = [False] * len(parameters), Decisions()
-        gradients = self._gradients_of(parameters)
-        decide, self._decide = self._decide, Decisions
-        try:
-            self._computes = True
-            loss, weight, passes = compute()
-            present = [_has_gradient(parameter) for parameter in parameters]
-            decisions = decide()
-        except Exception as problem:  # of the task, or of a save: raised below, on every rank
-            error = problem
-        finally:
-            self._computes = False
-        if error is not None and self._leaves_on_failure:
-            raise self._leave(error)
+    ) -> tuple[WindowSums, Decisions | None]:
+        """Compute this rank's part of a window; return the sums, and leave the summed gradients.
+
+        One message has all numbers, failures and decisions; the sums of gradients follow. Loss and
+        weight that stay on a device are added up there: no rank waits for its device.
+        """
         stays = device is not None and self.collectives.direct
-        values = [0.0, 0.0] if stays else [float(loss), float(weight)]
-        own = decisions if self.is_first else Decisions()  # a sum is a broadcast
-        fits = gradients.fits(parameters)  # else some are trained now, or are no longer
-        changed = self._buffers is not None and self._buffers.have_changed()
-        found = [error is not None, passes, gradients.is_stale(), not fits, changed]
-        sums = gradients.add_up([*found, *values, *own], present)
-        failed, total_passes, is_stale, misfits, some_changed, *sums = sums
-        if failed:
-            self.gather_plain(None, error)  # raises
-        if some_changed:
+        with self.together() as message:
+            with self._computing():
+                loss, weight, passes = compute()
+            marks = "".join(map(_mark_of, parameters))
+            numbers = [0.0, 0.0] if stays else [float(loss), float(weight)]
+            changed = self._buffers is not None and self._buffers.have_changed()
+            decisions = decide() if self.is_first else None
+            message.own = [marks, changed, decisions, *numbers, passes]
+        marks_of, changed_of, (decided, *_), *numbers_of = zip(*message.of_ranks, strict=True)
+        check_trained_alike(parameters, self._names, marks_of)
+        if any(changed_of):
             assert self._buffers is not None
             self._buffers.agree(self.gather_plain(self._buffers.note()))
-        counts = [count > 0 for count in sums[2 + len(own) :]]
-        if misfits:
-            if is_stale:
-                gradients.add_up_again()
-            gradients.give_back_frozen(parameters, counts)
-            del gradients  # its memory is needed
-            gradients = self._cut(parameters)
-        if misfits or is_stale:
-            gradients.add_up_again()
-        gradients.give_back(parameters, counts)
-        self._decided = Decisions(*map(bool, sums[2 : 2 + len(own)]))
-        if device is None or not stays:
-            return sums[0], sums[1], int(total_passes)
-        on_device = torch.stack([_on(device, loss), _on(device, weight)])
-        self.collectives.add_up(on_device)
-        kind = next((p.dtype for p in parameters), torch.float32)
-        wide = torch.promote_types(kind, torch.float32)
-        return on_device[0].to(wide), on_device[1].to(wide), int(total_passes)
+        self._add_up_gradients(parameters, list(map("".join, zip(*marks_of, strict=True))))
+        # not by sum(): newer Pythons add floats more exactly, to other bits
+        sums = WindowSums(*(reduce(add, of_ranks) for of_ranks in numbers_of))
+        if device is not None and stays:
+            on_device = torch.stack([_on(device, loss), _on(device, weight)])
+            self.collectives.add_up(on_device)
+            kind = next((p.dtype for p in parameters), torch.float32)
+            wide = on_device.to(torch.promote_types(kind, torch.float32))
+            sums = WindowSums(wide[0], wide[1], sums.passes)
+        return sums, Decisions(*decided)
 
-    def in_step(
-        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
-    ) -> Iterator[Any]:
-        """Return the micro-batches of a window; send the gradients of the last as they are made.
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computes = True
+        try:
+            yield
+        finally:
+            self._computes = False
 
-        What the first rank decides travels with the gradients: each wait for the other ranks
-        counts.
-        """
-        self._decide = decide
-        return self._sent_early(window)
-
-    def decided(self) -> Decisions | None:
-        """Return what the first rank decided within the last exchange."""
-        return self._decided
-
-    def _sent_early(self, window: Iterable[Any]) -> Iterator[Any]:
-        batches = iter(window)
-        batch = next(batches, _END)
-        while batch is not _END:
-            following = next(batches, _END)
-            # Not in a sharded model, whose own operations come in between.
-            early = self._sends_early and not self._leaves_on_failure
-            if following is _END and self._gradients is not None and early:
-                self._gradients.send_early()
-            yield batch
-            batch = following
+    def _add_up_gradients(self, parameters: Sequence[Tensor], marks: Sequence[str]) -> None:
+        """Add up gradients over the ranks; `marks` has the letters of each parameter."""
+        pairs = list(zip(parameters, marks, strict=True))
+        summed = [p for p, own in pairs if own != _WITHOUT * self.size]
+        if self._gradients is None or not self._gradients.fits(summed):
+            self._gradients = None  # its memory is needed
+            self._gradients = FlatGradients(summed)
+        used = {id(p) for p, own in pairs if "g" in own.lower()}
+        self._gradients.add_up(self.collectives.add_up, used)
 
     def gather_plain(
         self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
@@ -334,8 +301,6 @@ class RankGroup(Ranks):
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
-        if self._gradients is not None:
-            self._gradients.close()
         self.collectives.close(error)
 
     def _gather_bytes(self, content: bytes, seconds: float | None) -> list[bytes]:
@@ -351,32 +316,9 @@ class RankGroup(Ranks):
             parts = [p + row.numpy().tobytes() for p, row in zip(parts, rows, strict=True)]
         return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
-    def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
-        """Return the buckets of parameters, ready for a step.
-
-        They are those of the step before, on every rank: what requires a gradient since then may
-        not be the same on each. `exchange` finds that out.
-        """
-        if self._gradients is None:
-            self._cut(parameters)
-        assert self._gradients is not None
-        self._gradients.begin()
-        return self._gradients
-
     def _meet(self) -> None:
         """Wait until all ranks are about to make a group; raise if one has failed or ended."""
         self.gather_plain(None)
-
-    def _cut(self, parameters: Sequence[Tensor]) -> GradientSums:
-        """Cut parameters into buckets; every rank calls this."""
-        check_trained_alike(parameters, self._names, self)
-        if self._gradients is not None:
-            self._gradients.close()
-            self._gradients = None
-        self._gradients = GradientSums(parameters, self.collectives, _NUM_NUMBERS)
-        kinds = {p.device.type for p in parameters}
-        self._sends_early = self.collectives.direct or kinds == {"cpu"}
-        return self._gradients
 
     def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""
@@ -397,16 +339,19 @@ def ranks_here() -> Ranks:
     return (joined() if joined is not None and sees_group() else None) or ALONE
 
 
-def _has_gradient(parameter: Tensor) -> bool:
-    """Return whether a parameter has a gradient."""
+def _mark_of(parameter: Tensor) -> str:
+    """Return what other ranks must know of a parameter, in one letter: 4,000 fit in a message.
+
+    `g`: it has a gradient, `n`: it has none; a capital letter: it requires none.
+    """
     if parameter.grad is None:
-        return False
+        return "n" if parameter.requires_grad else _WITHOUT
     if parameter.grad.layout is not torch.strided:
         raise TaskError(
             "the model has sparse gradients, which ranks cannot sum; build its embeddings without "
             "sparse=True, or train on one rank"
         )
-    return True
+    return "g" if parameter.requires_grad else "G"
 
 
 def _on(device: torch.device, value: Scalar) -> Tensor:
