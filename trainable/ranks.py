@@ -84,7 +84,8 @@ class Ranks:
     ) -> tuple[WindowSums, Decisions | None]:
         """Compute this rank's part of a window; return the sums, and leave the summed gradients.
 
-        Beside them what the first rank decides when it has computed; None for one process.
+        Beside them what the first rank decides; None for one process. Every rank calls `decide`
+        once it has computed: it may raise, such as the error of a write.
         """
         del parameters, decide, device
         return compute(), None
@@ -113,14 +114,6 @@ class Ranks:
         message = Message()
         yield message
         message.of_ranks = self.gather_plain(message.own, seconds=seconds)
-
-    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
-        """Return the sums over the ranks, in float64; raise if a rank has an error.
-
-        Device synchronisation, where a value is on a device.
-        """
-        own = [float(value) for value in values] if error is None else []
-        return [sum(of_ranks) for of_ranks in zip(*self.gather_plain(own, error), strict=True)]
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""

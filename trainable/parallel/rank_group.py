@@ -99,13 +99,12 @@ class RankGroup(Ranks):
             marks = "".join(map(_mark_of, parameters))
             numbers = [0.0, 0.0] if stays else [float(loss), float(weight)]
             changed = self._buffers is not None and self._buffers.have_changed()
-            decisions = decide() if self.is_first else None
-            message.own = [marks, changed, decisions, *numbers, passes]
+            message.own = [marks, changed, decide(), *numbers, passes]
         marks_of, changed_of, (decided, *_), *numbers_of = zip(*message.of_ranks, strict=True)
         check_trained_alike(parameters, self._names, marks_of)
         if any(changed_of):
             assert self._buffers is not None
-            self._buffers.agree(self.gather_plain(self._buffers.note()))
+            self._buffers.agree(self.gather_plain(self._buffers.shapes()))
         self._add_up_gradients(parameters, list(map("".join, zip(*marks_of, strict=True))))
         # not by sum(): newer Pythons add floats more exactly, to other bits
         sums = WindowSums(*(reduce(add, of_ranks) for of_ranks in numbers_of))
@@ -151,18 +150,18 @@ class RankGroup(Ranks):
     def together(self, *, seconds: float | None = None) -> Iterator[Message]:
         """Gather the values of all ranks at the end of the context."""
         message = Message()
+        error: Exception | None = None
         try:
             yield message
         except RankLost:
             raise  # there is no group any more
-        except Exception as error:
-            if is_shared(error):
+        except Exception as problem:
+            if is_shared(problem):
                 raise
-            if self._leaves_on_failure:
-                raise self._leave(error) from None
-            self.gather_plain(None, error, seconds=seconds)
-        else:
-            message.of_ranks = self.gather_plain(message.own, seconds=seconds)
+            error = problem
+        if error is not None and self._leaves_on_failure:
+            raise self._leave(error)
+        message.of_ranks = self.gather_plain(message.own, error, seconds=seconds)
 
     def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the first rank's state, with its tensors on the CPU; None if it has none."""
@@ -284,7 +283,7 @@ class RankGroup(Ranks):
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
         if self._buffers is None or self._buffers.model is not model:
             self._buffers = SyncedBuffers(model)
-            self._buffers.agree(self.gather_plain(self._buffers.note()))
+            self._buffers.agree(self.gather_plain(self._buffers.shapes()))
         self.copy_from_first(self._buffers.tensors())
 
     def next_report(self, *, go_on: bool = True) -> bool:
@@ -372,7 +371,7 @@ _REMEDY = (
 
 
 class SyncedBuffers:
-    """The buffers of a model's state dict on one rank."""
+    """The buffers of a model's state dict on one rank. All ranks have agreed on their shapes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -382,49 +381,41 @@ class SyncedBuffers:
             for name in module._buffers
             if name not in module._non_persistent_buffers_set
         ]
-        self._agreed = self._shapes()
+        self._agreed = self.shapes()
 
     def tensors(self) -> list[Tensor]:
         """Return those that are there."""
-        if self.have_changed():
-            name, before, now = next(
-                (place[0], before, now)
-                for place, before, now in zip(
-                    self._places, self._agreed, self._shapes(), strict=True
-                )
-                if before != now
-            )
+        for path, before, now in self._differing(self._agreed, self.shapes()):
             raise TaskError(
-                f"the buffer {name} has had the shape {_text(before)}, and has {_text(now)} since "
-                f"a hook or an evaluation; {_REMEDY}"
+                f"the buffer {path} has had the shape {before}, and has {now} since a hook or an "
+                f"evaluation; {_REMEDY}"
             )
-        found = [owner.get(name) for _, owner, name in self._places]
-        return [buffer for buffer in found if buffer is not None]
+        return [buffer for buffer in self._all() if buffer is not None]
 
     def have_changed(self) -> bool:
         """Return whether a shape is not the one on which the ranks have agreed."""
-        return self._shapes() != self._agreed
+        return self.shapes() != self._agreed
 
-    def note(self) -> list[Any]:
-        """Return the shapes as plain data, for `agree`."""
-        return [None if shape is None else list(shape) for shape in self._shapes()]
+    def shapes(self) -> list[list[int] | None]:
+        """Return the shapes, for `agree`; None for a buffer that is not there."""
+        return [None if buffer is None else list(buffer.shape) for buffer in self._all()]
 
-    def agree(self, notes: Sequence[list[Any]]) -> None:
-        """Take new shapes, those of `note` on each rank."""
-        first, *others = notes
-        for rank, other in enumerate(others, 1):
-            for (path, *_), before, now in zip(self._places, first, other, strict=True):
-                if before != now:
-                    raise TaskError(
-                        f"the buffer {path} has the shape {_text(now)} on rank {rank}, and "
-                        f"{_text(before)} on rank 0; {_REMEDY}"
-                    )
-        self._agreed = self._shapes()
+    def agree(self, of_ranks: Sequence[list[list[int] | None]]) -> None:
+        """Take new shapes, those of each rank."""
+        self._agreed = of_ranks[0]
+        for rank, shapes in enumerate(of_ranks):
+            for path, first, own in self._differing(self._agreed, shapes):
+                raise TaskError(
+                    f"the buffer {path} has the shape {own} on rank {rank}, and {first} on rank "
+                    f"0; {_REMEDY}"
+                )
 
-    def _shapes(self) -> list[Any]:
-        found = [owner.get(name) for _, owner, name in self._places]
-        return [None if buffer is None else buffer.shape for buffer in found]
+    def _all(self) -> list[Tensor | None]:
+        return [owner.get(name) for _, owner, name in self._places]
 
-
-def _text(shape: Sequence[int] | None) -> str:
-    return "none" if shape is None else str(tuple(shape))
+    def _differing(self, one: Sequence[Any], other: Sequence[Any]) -> Iterator[tuple[str, ...]]:
+        """Yield the path of each buffer of another shape, and both shapes, in words."""
+        for (path, *_), before, now in zip(self._places, one, other, strict=True):
+            if before != now:
+                words = ("none" if shape is None else str(tuple(shape)) for shape in (before, now))
+                yield path, *words
