@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,6 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TrainingError
 from trainable.group_joining import GroupPlace, listen
 from trainable.loop import Trainer
-from trainable.parallel import gradient_sums
 from trainable.parallel.rank_group import RankGroup
 from trainable.processes.local_ranks import LocalRanks
 from trainable.processes.rank_run import follow
@@ -31,7 +29,6 @@ from trainable.store.metrics_file import Row, read_rows
 from trainable.task import Batch, Data, Task
 
 TIMEOUT = 60.0
-_several_buckets = patch.object(gradient_sums, "BUCKET_BYTES", 60)
 """For the small models below, on each rank while it trains: other tests have other ranks."""
 
 
@@ -274,7 +271,6 @@ def config(workers: int = 1, task: Mapping[str, Any] | None = None, **train: Any
     )
 
 
-@_several_buckets
 def train_as_rank(rank: int, place: Any, runs: Sequence[dict[str, Any]]) -> list[str]:
     """Follow one run after the other; return how each ended."""
     del place  # each run has its own
@@ -355,7 +351,7 @@ class Groups:
         """Open the trainer of the first rank of a run."""
         config, directory = self._runs[number]
         ranks = RankGroup.join(self._places[number], 0, listening=self._sockets[number])
-        with _several_buckets, ranks:
+        with ranks:
             opened = open_trainer(
                 config,
                 directory,

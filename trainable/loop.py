@@ -271,7 +271,7 @@ class Trainer(BaseRun):
         progress, store = self.state.progress, self.store
         is_over = at_report and self._is_over()
         decided, self._decided = self._decided, None
-        if decided is None or end_of_epoch or at_report:  # else it came with the gradients
+        if decided is None or end_of_epoch or at_report:  # else the step's exchange told it
             now = self._decide(
                 progress.step,
                 epoch=progress.epoch if end_of_epoch else None,
@@ -339,14 +339,13 @@ class Trainer(BaseRun):
         lr = applied_lr(self._step.optimizer)
         self._ranks.sync_buffers(self._step.model)
         decide = partial(self._decide, number)
-        in_step = self._ranks.in_step
         with task_code():
             if self._device_time is None:
-                outcome = self._step(in_step(window, decide), number)
+                outcome = self._step(window, number, decide)
             else:
                 window = list(window)  # fetched first: loading does not count as device time
                 with self._device_time.measure():
-                    outcome = self._step(in_step(window, decide), number)
+                    outcome = self._step(window, number, decide)
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1
@@ -365,7 +364,7 @@ class Trainer(BaseRun):
             self._count_skipped(outcome, number)
             return
         progress.step, progress.skipped_in_a_row = number, 0
-        self._decided = self._ranks.decided()
+        self._decided = outcome.decided
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
         now = int(self._wall_clock() * 1000)

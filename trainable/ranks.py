@@ -28,6 +28,18 @@ ALIKE_REMEDY = (
 )
 
 
+class WindowSums(NamedTuple):
+    """What the micro-batches of a window add up to, besides their gradients.
+
+    Attributes:
+        passes: How many of them had a backward pass.
+    """
+
+    loss: Scalar
+    weight: Scalar
+    passes: int
+
+
 class Decisions(NamedTuple):
     """What the first rank decides about the end of a step.
 
@@ -65,24 +77,18 @@ class Ranks:
 
     def exchange(
         self,
-        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        compute: Callable[[], WindowSums],
         parameters: Sequence[Tensor],
+        decide: Callable[[], Decisions],
         device: torch.device | None = None,
-    ) -> tuple[Scalar, Scalar, int]:
-        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
-        del parameters, device
-        return compute()
+    ) -> tuple[WindowSums, Decisions | None]:
+        """Compute this rank's part of a window; return the sums, and leave the summed gradients.
 
-    def in_step(
-        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
-    ) -> Iterable[Any]:
-        """Return the micro-batches of a window, for `compute` of `exchange`."""
-        del decide
-        return window
-
-    def decided(self) -> Decisions | None:
-        """Return what the first rank decided within the last exchange; None for one process."""
-        return None
+        Beside them what the first rank decides; None for one process. Every rank calls `decide`
+        once it has computed: it may raise, such as the error of a write.
+        """
+        del parameters, decide, device
+        return compute(), None
 
     def gather_plain(
         self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
@@ -108,14 +114,6 @@ class Ranks:
         message = Message()
         yield message
         message.of_ranks = self.gather_plain(message.own, seconds=seconds)
-
-    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
-        """Return the sums over the ranks, in float64; raise if a rank has an error.
-
-        Device synchronisation, where a value is on a device.
-        """
-        own = [float(value) for value in values] if error is None else []
-        return [sum(of_ranks) for of_ranks in zip(*self.gather_plain(own, error), strict=True)]
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""

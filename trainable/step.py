@@ -6,7 +6,7 @@ What must not live here: where batches come from, what is logged, when anything 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +25,7 @@ from trainable.errors import (
 from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar, scheduled_lr
 from trainable.precision import Precision, device_name
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALONE, Decisions, Ranks, WindowSums
 from trainable.reachable import tensor_signature
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
@@ -53,6 +53,7 @@ class StepOutcome(NamedTuple):
         clipped: Whether clipping changed the gradient.
         weight: What the window's loss was divided by.
         norms: L2 norm of each gradient before the division, shape (parameters with a gradient,).
+        decided: What the first of several ranks decided before the exchange.
     """
 
     taken: bool
@@ -62,6 +63,7 @@ class StepOutcome(NamedTuple):
     clipped: bool | Tensor
     weight: Scalar
     norms: Tensor
+    decided: Decisions | None = None
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,7 @@ class Step:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         place = {id(p): number for number, p in enumerate(model.parameters())}
         self.exchanged = sorted(self.parameters, key=lambda p: place.get(id(p), len(place)))
-        """The parameters whose gradients the exchange adds up: in the order of the model, since a
-        backward pass makes them in the reverse one, and groups have others."""
+        """The parameters whose gradients the exchange adds up, in the order of the model."""
         trained = {id(p) for p in self.parameters}
         self.left_out = LeftOut([p for p in model.parameters() if id(p) not in trained])
         """The parameters of the model that the optimizer does not have, as far as each rank has
@@ -125,15 +126,21 @@ class Step:
         self._stopped = torch.zeros((), device=device)
         precision.clear_cast_cache_each_forward(model)
 
-    def __call__(self, window: Iterable[Batch], step: int) -> StepOutcome:
+    def __call__(
+        self,
+        window: Iterable[Batch],
+        step: int,
+        decide: Callable[[], Decisions] = Decisions,
+    ) -> StepOutcome:
         """Take step number `step` (counted from 1) on the micro-batches of one window.
 
         The ranks of a trial each have a part of the window. After the exchange, loss, weight and
-        gradients are those of the whole window on every rank, and each takes the same step.
+        gradients are those of the whole window on every rank, and each takes the same step. What
+        the first of several ranks decides by then, the exchange tells the others.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        loss, weight, passes = self.ranks.exchange(
-            lambda: self._micro_batches(window), self.exchanged, self._stays_on
+        (loss, weight, passes), decided = self.ranks.exchange(
+            lambda: self._micro_batches(window), self.exchanged, decide, self._stays_on
         )
         if not passes:  # no micro-batch has targets: the gradients are 0
             self._backward(sum((p * 0).sum() for p in self.parameters if p.requires_grad))
@@ -146,14 +153,14 @@ class Step:
         taken = self.precision.update()
         if taken:
             self.schedule.set_lr(self.optimizer, step)
-        return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
+        return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms, decided)
 
     def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
         """Return the micro-batches of a window; those of a sharded model keep ranks in step."""
         del backward
         return window
 
-    def _micro_batches(self, window: Iterable[Batch]) -> tuple[Scalar, Scalar, int]:
+    def _micro_batches(self, window: Iterable[Batch]) -> WindowSums:
         """Add up the gradients of micro-batches; return loss, weight and backward passes."""
         loss: Scalar = 0.0
         weight: Scalar = 0.0
@@ -171,7 +178,7 @@ class Step:
         except Exception:
             with translate_torch_errors(self.device):  # before it is sent to the other ranks
                 raise
-        return loss, weight, passes
+        return WindowSums(loss, weight, passes)
 
     def _backward(self, loss: Tensor) -> None:
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]

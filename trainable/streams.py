@@ -325,15 +325,13 @@ def _alike_on_ranks(windows: Iterator[Read], name: str, ranks: Ranks) -> Iterato
         return
     compared = False
     while True:
-        window, error = None, None
-        try:
+        with ranks.together() as message:
             window = next(windows, None)
-        except Exception as problem:  # of the data: raised below, on every rank
-            error = problem
-        (count,) = ranks.sum([window is not None], error)
+            message.own = window is not None
+        count = sum(message.of_ranks)
         if 0 < count < ranks.size:
             raise TaskError(
-                f"{name} ended on {ranks.size - int(count)} of {ranks.size} ranks before the "
+                f"{name} ended on {ranks.size - count} of {ranks.size} ranks before the "
                 f"others; {ALIKE_REMEDY}"
             )
         if window is None:

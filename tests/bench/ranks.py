@@ -22,7 +22,7 @@ from trainable.config import TrialConfig
 from trainable.processes.local_ranks import local_ranks
 
 _WARM_UP = 2
-_GPU_ROWS = ("step over NCCL", "the same bits in every run over NCCL", "overlap with backward")
+_GPU_ROWS = ("step over NCCL", "the same bits in every run over NCCL")
 
 
 def ranks(repeats: int) -> list[Result]:

@@ -55,7 +55,6 @@ class Collectives:
         self._further: list[Any] = []
         self._of_model: Any = None
         self._sockets = GroupSockets()
-        self._pending: list[Any] = []
         step = timedelta(seconds=joined.place.timeout)
         self._set_timeout(max(step, timedelta(seconds=joined.place.join_timeout)))
 
@@ -65,22 +64,9 @@ class Collectives:
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
         options = self._options("AllreduceOptions")
-        with self._on_host(tensor) as sent:
-            self._run(lambda: self._group.allreduce([sent], options))
-
-    def begin_to_add_up(self, tensor: Tensor) -> None:
-        """Begin to replace a tensor by its sum; `wait` waits for the end."""
-        if not (self.direct or tensor.device.type == "cpu"):
-            self.add_up(tensor)
-            return
-        options = self._options("AllreduceOptions")
         flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        self._guarded(lambda: self._pending.append(self._group.allreduce([flat], options)))
-
-    def wait(self) -> None:
-        """Wait until all tensors are added up that were begun."""
-        while self._pending:
-            self._guarded(lambda: self._pending.pop(0).wait())
+        with self._on_host(flat) as sent:
+            self._run(lambda: self._group.allreduce([sent], options))
 
     def gather(self, tensor: Tensor, seconds: float | None = None) -> list[Tensor]:
         """Return the tensor of each rank: of one length, on a device that the backend takes."""
@@ -130,7 +116,7 @@ class Collectives:
     def beside(self) -> Collectives:
         """Return the same ranks in a second group, for another thread of each."""
         other = copy.copy(self)
-        other._timeout, other._pending = _WITHOUT_END, []
+        other._timeout = _WITHOUT_END
         with self._sockets.collected():
             other._group = further_group(self._joined, "gloo")
         self._further.append(other._group)
@@ -146,7 +132,6 @@ class Collectives:
 
     def leave_default_group(self) -> None:
         """End torch's default group, and talk over another one from now on: on the CPU."""
-        self._pending.clear()
         self._group, self.direct = replace_default_group(self._joined), False
 
     @property
@@ -160,7 +145,6 @@ class Collectives:
         self._group = None
         if group is None:
             return
-        self._pending.clear()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             self.tell_failure(error)
         if dist.group.WORLD is group:
@@ -214,14 +198,11 @@ class Collectives:
         )
 
     def _run(self, start: Callable[[], Any]) -> None:
-        self._guarded(lambda: start().wait())
-
-    def _guarded(self, call: Callable[[], Any]) -> None:
-        """Call what begins an operation, or waits for one."""
+        """Begin an operation, and wait for its end."""
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            call()
+            start().wait()
         except RuntimeError as problem:
             reason = str(problem)
         else:
@@ -264,7 +245,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         collectives: Collectives = ctx.collectives
         total = gradients[0].clone(memory_format=torch.contiguous_format)
-        collectives.add_up(torch.view_as_real(total) if total.is_complex() else total)
+        collectives.add_up(total)
         return total[collectives.rank], None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainable.data import Plan, SampledPlan
 from trainable.errors import ConfigError, TaskError
-from trainable.ranks import ALIKE_REMEDY, Ranks
+from trainable.ranks import ALIKE_REMEDY
 from trainable.reachable import tensor_signature
 from trainable.user_code.fingerprint import differences
 
@@ -83,15 +83,20 @@ def _compared(step: Step) -> list[Tensor]:
 
 
 def check_trained_alike(
-    parameters: Sequence[Tensor], names: Mapping[int, str], ranks: Ranks
+    parameters: Sequence[Tensor], names: Mapping[int, str], of_ranks: Sequence[str]
 ) -> None:
-    """Refuse a parameter that one rank trains and another does not; every rank must call it."""
-    of_ranks = ranks.gather_plain("".join("01"[p.requires_grad] for p in parameters))
-    for parameter, *flags in zip(parameters, *of_ranks, strict=True):
+    """Refuse a parameter that one rank trains and another does not.
+
+    `of_ranks` has a letter of each parameter, a small one if it requires a gradient.
+    """
+    if all(marks == of_ranks[0] for marks in of_ranks):
+        return
+    for parameter, *marks in zip(parameters, *of_ranks, strict=True):
+        flags = [mark.islower() for mark in marks]
         if len(set(flags)) > 1:
             name = names.get(id(parameter), f"of shape {list(parameter.shape)}")
-            rank = flags.index("1" if flags[0] == "0" else "0")
-            trains, other = ("rank 0", f"rank {rank}")[:: 1 if flags[0] == "1" else -1]
+            rank = flags.index(not flags[0])
+            trains, other = ("rank 0", f"rank {rank}")[:: 1 if flags[0] else -1]
             raise TaskError(
                 f"the parameter {name} requires a gradient on {trains} and not on {other}; ranks "
                 "add up the gradients of the same parameters; freeze and unfreeze them in "

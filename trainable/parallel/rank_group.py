@@ -16,6 +16,8 @@ import json
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -26,19 +28,16 @@ from trainable.errors import RankLost, TaskError
 from trainable.failures import as_error, as_note, is_shared, mark_shared
 from trainable.group_joining import GroupPlace, join_group, sees_group
 from trainable.parallel.collectives import Collectives
-from trainable.parallel.gradient_sums import GradientSums, by_kind
+from trainable.parallel.flat_gradients import FlatGradients, by_kind
 from trainable.parallel.rank_checks import check_trained_alike
-from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar
+from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar, WindowSums
 from trainable.store.snapshot import parse_state, snapshot, write_state
 
-_END = object()
 _FIRST_BYTES = 4096
 """Bytes of the first operation of a message; what is longer takes a second one."""
-_NUM_NUMBERS = 7 + len(Decisions._fields)
-"""How many numbers of each rank travel with the gradients: see `exchange`."""
-
-
 _SIGNATURE = 32
+_WITHOUT = "N"
+"""The letter of a parameter that neither requires nor has a gradient: see `_mark_of`."""
 
 
 class RankGroup(Ranks):
@@ -48,11 +47,8 @@ class RankGroup(Ranks):
         self.rank, self.size = collectives.rank, collectives.size
         self.collectives = collectives
         self._leaves_on_failure = False
-        self._gradients: GradientSums | None = None
+        self._gradients: FlatGradients | None = None
         self._names: dict[int, str] = {}
-        self._sends_early = False
-        self._decide: Callable[[], Decisions] = Decisions
-        self._decided: Decisions | None = None
         self._buffers: SyncedBuffers | None = None
         self._computes = False
         self._remedy_for_passes = ""
@@ -86,87 +82,57 @@ class RankGroup(Ranks):
 
     def exchange(
         self,
-        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        compute: Callable[[], WindowSums],
         parameters: Sequence[Tensor],
+        decide: Callable[[], Decisions],
         device: torch.device | None = None,
-    ) -> tuple[Scalar, Scalar, int]:
-        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
-        error: Exception | None = None
-        loss: Scalar = 0.0
-        weight: Scalar = 0.0
-        passes = 0
-        present, decisions = [False] * len(parameters), Decisions()
-        gradients = self._gradients_of(parameters)
-        decide, self._decide = self._decide, Decisions
+    ) -> tuple[WindowSums, Decisions | None]:
+        """Compute this rank's part of a window; return the sums, and leave the summed gradients.
+
+        One message has all numbers, failures and decisions; the sums of gradients follow. Loss and
+        weight that stay on a device are added up there: no rank waits for its device.
+        """
+        stays = device is not None and self.collectives.direct
+        with self.together() as message:
+            with self._computing():
+                loss, weight, passes = compute()
+            marks = "".join(map(_mark_of, parameters))
+            numbers = [0.0, 0.0] if stays else [float(loss), float(weight)]
+            changed = self._buffers is not None and self._buffers.have_changed()
+            message.own = [marks, changed, decide(), *numbers, passes]
+        marks_of, changed_of, (decided, *_), *numbers_of = zip(*message.of_ranks, strict=True)
+        check_trained_alike(parameters, self._names, marks_of)
+        if any(changed_of):
+            assert self._buffers is not None
+            self._buffers.agree(self.gather_plain(self._buffers.shapes()))
+        self._add_up_gradients(parameters, list(map("".join, zip(*marks_of, strict=True))))
+        # not by sum(): newer Pythons add floats more exactly, to other bits
+        sums = WindowSums(*(reduce(add, of_ranks) for of_ranks in numbers_of))
+        if device is not None and stays:
+            on_device = torch.stack([_on(device, loss), _on(device, weight)])
+            self.collectives.add_up(on_device)
+            kind = next((p.dtype for p in parameters), torch.float32)
+            wide = on_device.to(torch.promote_types(kind, torch.float32))
+            sums = WindowSums(wide[0], wide[1], sums.passes)
+        return sums, Decisions(*decided)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computes = True
         try:
-            self._computes = True
-            loss, weight, passes = compute()
-            present = [_has_gradient(parameter) for parameter in parameters]
-            decisions = decide()
-        except Exception as problem:  # of the task, or of a save: raised below, on every rank
-            error = problem
+            yield
         finally:
             self._computes = False
-        if error is not None and self._leaves_on_failure:
-            raise self._leave(error)
-        stays = device is not None and self.collectives.direct
-        values = [0.0, 0.0] if stays else [float(loss), float(weight)]
-        own = decisions if self.is_first else Decisions()  # a sum is a broadcast
-        fits = gradients.fits(parameters)  # else some are trained now, or are no longer
-        changed = self._buffers is not None and self._buffers.have_changed()
-        found = [error is not None, passes, gradients.is_stale(), not fits, changed]
-        sums = gradients.add_up([*found, *values, *own], present)
-        failed, total_passes, is_stale, misfits, some_changed, *sums = sums
-        if failed:
-            self.gather_plain(None, error)  # raises
-        if some_changed:
-            assert self._buffers is not None
-            self._buffers.agree(self.gather_plain(self._buffers.note()))
-        counts = [count > 0 for count in sums[2 + len(own) :]]
-        if misfits:
-            if is_stale:
-                gradients.add_up_again()
-            gradients.give_back_frozen(parameters, counts)
-            del gradients  # its memory is needed
-            gradients = self._cut(parameters)
-        if misfits or is_stale:
-            gradients.add_up_again()
-        gradients.give_back(parameters, counts)
-        self._decided = Decisions(*map(bool, sums[2 : 2 + len(own)]))
-        if device is None or not stays:
-            return sums[0], sums[1], int(total_passes)
-        on_device = torch.stack([_on(device, loss), _on(device, weight)])
-        self.collectives.add_up(on_device)
-        kind = next((p.dtype for p in parameters), torch.float32)
-        wide = torch.promote_types(kind, torch.float32)
-        return on_device[0].to(wide), on_device[1].to(wide), int(total_passes)
 
-    def in_step(
-        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
-    ) -> Iterator[Any]:
-        """Return the micro-batches of a window; send the gradients of the last as they are made.
-
-        What the first rank decides travels with the gradients: each wait for the other ranks
-        counts.
-        """
-        self._decide = decide
-        return self._sent_early(window)
-
-    def decided(self) -> Decisions | None:
-        """Return what the first rank decided within the last exchange."""
-        return self._decided
-
-    def _sent_early(self, window: Iterable[Any]) -> Iterator[Any]:
-        batches = iter(window)
-        batch = next(batches, _END)
-        while batch is not _END:
-            following = next(batches, _END)
-            # Not in a sharded model, whose own operations come in between.
-            early = self._sends_early and not self._leaves_on_failure
-            if following is _END and self._gradients is not None and early:
-                self._gradients.send_early()
-            yield batch
-            batch = following
+    def _add_up_gradients(self, parameters: Sequence[Tensor], marks: Sequence[str]) -> None:
+        """Add up gradients over the ranks; `marks` has the letters of each parameter."""
+        pairs = list(zip(parameters, marks, strict=True))
+        summed = [p for p, own in pairs if own != _WITHOUT * self.size]
+        if self._gradients is None or not self._gradients.fits(summed):
+            self._gradients = None  # its memory is needed
+            self._gradients = FlatGradients(summed)
+        used = {id(p) for p, own in pairs if "g" in own.lower()}
+        self._gradients.add_up(self.collectives.add_up, used)
 
     def gather_plain(
         self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
@@ -184,18 +150,18 @@ class RankGroup(Ranks):
     def together(self, *, seconds: float | None = None) -> Iterator[Message]:
         """Gather the values of all ranks at the end of the context."""
         message = Message()
+        error: Exception | None = None
         try:
             yield message
         except RankLost:
             raise  # there is no group any more
-        except Exception as error:
-            if is_shared(error):
+        except Exception as problem:
+            if is_shared(problem):
                 raise
-            if self._leaves_on_failure:
-                raise self._leave(error) from None
-            self.gather_plain(None, error, seconds=seconds)
-        else:
-            message.of_ranks = self.gather_plain(message.own, seconds=seconds)
+            error = problem
+        if error is not None and self._leaves_on_failure:
+            raise self._leave(error)
+        message.of_ranks = self.gather_plain(message.own, error, seconds=seconds)
 
     def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the first rank's state, with its tensors on the CPU; None if it has none."""
@@ -317,7 +283,7 @@ class RankGroup(Ranks):
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
         if self._buffers is None or self._buffers.model is not model:
             self._buffers = SyncedBuffers(model)
-            self._buffers.agree(self.gather_plain(self._buffers.note()))
+            self._buffers.agree(self.gather_plain(self._buffers.shapes()))
         self.copy_from_first(self._buffers.tensors())
 
     def next_report(self, *, go_on: bool = True) -> bool:
@@ -334,8 +300,6 @@ class RankGroup(Ranks):
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
-        if self._gradients is not None:
-            self._gradients.close()
         self.collectives.close(error)
 
     def _gather_bytes(self, content: bytes, seconds: float | None) -> list[bytes]:
@@ -351,32 +315,9 @@ class RankGroup(Ranks):
             parts = [p + row.numpy().tobytes() for p, row in zip(parts, rows, strict=True)]
         return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
-    def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
-        """Return the buckets of parameters, ready for a step.
-
-        They are those of the step before, on every rank: what requires a gradient since then may
-        not be the same on each. `exchange` finds that out.
-        """
-        if self._gradients is None:
-            self._cut(parameters)
-        assert self._gradients is not None
-        self._gradients.begin()
-        return self._gradients
-
     def _meet(self) -> None:
         """Wait until all ranks are about to make a group; raise if one has failed or ended."""
         self.gather_plain(None)
-
-    def _cut(self, parameters: Sequence[Tensor]) -> GradientSums:
-        """Cut parameters into buckets; every rank calls this."""
-        check_trained_alike(parameters, self._names, self)
-        if self._gradients is not None:
-            self._gradients.close()
-            self._gradients = None
-        self._gradients = GradientSums(parameters, self.collectives, _NUM_NUMBERS)
-        kinds = {p.device.type for p in parameters}
-        self._sends_early = self.collectives.direct or kinds == {"cpu"}
-        return self._gradients
 
     def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""
@@ -397,16 +338,19 @@ def ranks_here() -> Ranks:
     return (joined() if joined is not None and sees_group() else None) or ALONE
 
 
-def _has_gradient(parameter: Tensor) -> bool:
-    """Return whether a parameter has a gradient."""
+def _mark_of(parameter: Tensor) -> str:
+    """Return what other ranks must know of a parameter, in one letter: 4,000 fit in a message.
+
+    `g`: it has a gradient, `n`: it has none; a capital letter: it requires none.
+    """
     if parameter.grad is None:
-        return False
+        return "n" if parameter.requires_grad else _WITHOUT
     if parameter.grad.layout is not torch.strided:
         raise TaskError(
             "the model has sparse gradients, which ranks cannot sum; build its embeddings without "
             "sparse=True, or train on one rank"
         )
-    return True
+    return "g" if parameter.requires_grad else "G"
 
 
 def _on(device: torch.device, value: Scalar) -> Tensor:
@@ -427,7 +371,7 @@ _REMEDY = (
 
 
 class SyncedBuffers:
-    """The buffers of a model's state dict on one rank."""
+    """The buffers of a model's state dict on one rank. All ranks have agreed on their shapes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -437,49 +381,41 @@ class SyncedBuffers:
             for name in module._buffers
             if name not in module._non_persistent_buffers_set
         ]
-        self._agreed = self._shapes()
+        self._agreed = self.shapes()
 
     def tensors(self) -> list[Tensor]:
         """Return those that are there."""
-        if self.have_changed():
-            name, before, now = next(
-                (place[0], before, now)
-                for place, before, now in zip(
-                    self._places, self._agreed, self._shapes(), strict=True
-                )
-                if before != now
-            )
+        for path, before, now in self._differing(self._agreed, self.shapes()):
             raise TaskError(
-                f"the buffer {name} has had the shape {_text(before)}, and has {_text(now)} since "
-                f"a hook or an evaluation; {_REMEDY}"
+                f"the buffer {path} has had the shape {before}, and has {now} since a hook or an "
+                f"evaluation; {_REMEDY}"
             )
-        found = [owner.get(name) for _, owner, name in self._places]
-        return [buffer for buffer in found if buffer is not None]
+        return [buffer for buffer in self._all() if buffer is not None]
 
     def have_changed(self) -> bool:
         """Return whether a shape is not the one on which the ranks have agreed."""
-        return self._shapes() != self._agreed
+        return self.shapes() != self._agreed
 
-    def note(self) -> list[Any]:
-        """Return the shapes as plain data, for `agree`."""
-        return [None if shape is None else list(shape) for shape in self._shapes()]
+    def shapes(self) -> list[list[int] | None]:
+        """Return the shapes, for `agree`; None for a buffer that is not there."""
+        return [None if buffer is None else list(buffer.shape) for buffer in self._all()]
 
-    def agree(self, notes: Sequence[list[Any]]) -> None:
-        """Take new shapes, those of `note` on each rank."""
-        first, *others = notes
-        for rank, other in enumerate(others, 1):
-            for (path, *_), before, now in zip(self._places, first, other, strict=True):
-                if before != now:
-                    raise TaskError(
-                        f"the buffer {path} has the shape {_text(now)} on rank {rank}, and "
-                        f"{_text(before)} on rank 0; {_REMEDY}"
-                    )
-        self._agreed = self._shapes()
+    def agree(self, of_ranks: Sequence[list[list[int] | None]]) -> None:
+        """Take new shapes, those of each rank."""
+        self._agreed = of_ranks[0]
+        for rank, shapes in enumerate(of_ranks):
+            for path, first, own in self._differing(self._agreed, shapes):
+                raise TaskError(
+                    f"the buffer {path} has the shape {own} on rank {rank}, and {first} on rank "
+                    f"0; {_REMEDY}"
+                )
 
-    def _shapes(self) -> list[Any]:
-        found = [owner.get(name) for _, owner, name in self._places]
-        return [None if buffer is None else buffer.shape for buffer in found]
+    def _all(self) -> list[Tensor | None]:
+        return [owner.get(name) for _, owner, name in self._places]
 
-
-def _text(shape: Sequence[int] | None) -> str:
-    return "none" if shape is None else str(tuple(shape))
+    def _differing(self, one: Sequence[Any], other: Sequence[Any]) -> Iterator[tuple[str, ...]]:
+        """Yield the path of each buffer of another shape, and both shapes, in words."""
+        for (path, *_), before, now in zip(self._places, one, other, strict=True):
+            if before != now:
+                words = ("none" if shape is None else str(tuple(shape)) for shape in (before, now))
+                yield path, *words

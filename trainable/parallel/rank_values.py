@@ -21,7 +21,6 @@ from trainable.logged import Sums, combined, fetched, means_of
 from trainable.losses import EvaluationSums, evaluation_sums
 from trainable.object_state import ObjectState
 from trainable.ranks import Ranks, share_of
-from trainable.seeding import HostRngState
 from trainable.step import LeftOut, Step
 from trainable.task import Batch, Task
 from trainable.train_state import capture_random, check_state, restore_random
@@ -223,30 +222,26 @@ def random_of_first(ranks: Ranks, device: torch.device) -> Iterator[None]:
     if ranks.size == 1:
         yield
         return
-    first = ranks.broadcast(_drawing(device) if ranks.is_first else None)
+    own = _drawing(device)
+    first = ranks.broadcast(own)
     if ranks.is_first:
         yield
         return
     assert first is not None
-    host, own = HostRngState(), _of_device(device)
-    restore_random(first["host"])
-    _set_device(device, first["device"])
+    _draw_on(device, first)
     try:
         yield
     finally:
-        host.restore()
-        _set_device(device, own)
+        _draw_on(device, own)
 
 
 def _drawing(device: torch.device) -> dict[str, Any]:
-    return {"host": capture_random(devices=False), "device": _of_device(device)}
+    """Return the state of the generators of the host and of a device; no synchronisation."""
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"host": capture_random(devices=False), "device": on_device}
 
 
-def _of_device(device: torch.device) -> torch.Tensor | None:
-    # in host memory: no device synchronisation
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_device(device: torch.device, state: torch.Tensor | None) -> None:
-    if state is not None:
-        torch.cuda.set_rng_state(state, device)
+def _draw_on(device: torch.device, state: dict[str, Any]) -> None:
+    restore_random(state["host"])
+    if state["device"] is not None:
+        torch.cuda.set_rng_state(state["device"], device)

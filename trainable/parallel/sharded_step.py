@@ -7,7 +7,6 @@ What must not live here: how a model is sharded (`sharding.py`), and the order o
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -116,15 +115,17 @@ class LockStep:
     ) -> None:
         self._used, self._objects = used, objects
         self._task, self._model, self._precision = parts.task, parts.model, parts.precision
+        self._names = {id(p): name for name, p in parts.model.named_parameters()}
+        self._parameters = list(parts.model.parameters())
         self._ranks = ranks
         self._val = val
         self._seen: Any = None
-        self._trained = 0
+        self._trained = ""
 
     def __call__(self, batches: Iterable[Batch], *, backward: bool) -> Iterator[Batch]:
         """Yield this rank's batches; compute further passes while other ranks have batches."""
         remaining = iter(batches)
-        self._trained = self._digest_of_trained()
+        self._trained = self._marks_of_trained()
         while True:
             found, error = [], None
             try:
@@ -134,10 +135,7 @@ class LockStep:
             except Exception as problem:  # of a data set
                 error = problem
             of_ranks = self._ranks.gather_plain([len(found), self._trained], error)
-            if any(trained != self._trained for _, trained in of_ranks):
-                parameters = dict(self._model.named_parameters())
-                names = {id(p): name for name, p in parameters.items()}
-                check_trained_alike([*parameters.values()], names, self._ranks)
+            check_trained_alike(self._parameters, self._names, [marks for _, marks in of_ranks])
             if not any(count for count, _ in of_ranks):
                 return
             if not found:
@@ -149,11 +147,12 @@ class LockStep:
 
     def check_trained(self) -> None:
         """Refuse a loss that freezes or unfreezes: the other ranks cannot be asked in a pass."""
-        if self._digest_of_trained() != self._trained:
+        if self._marks_of_trained() != self._trained:
             raise TaskError(_UNFROZEN)
 
-    def _digest_of_trained(self) -> int:
-        return zlib.crc32(bytes(p.requires_grad for p in self._model.parameters()))
+    def _marks_of_trained(self) -> str:
+        """Return a letter of each parameter, for `check_trained_alike`."""
+        return "".join("Nn"[p.requires_grad] for p in self._parameters)
 
     def _pass(self, backward: bool) -> None:
         if self._seen is None:

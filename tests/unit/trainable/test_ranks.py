@@ -172,7 +172,7 @@ def _note_operations(trainer: Trainer, found: dict[int, list[str]]) -> None:
 
         return call
 
-    for name in ("add_up", "begin_to_add_up", "broadcast", "gather"):
+    for name in ("add_up", "broadcast", "gather"):
         setattr(collectives, name, noted(name))
 
 
@@ -193,7 +193,6 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
     return Trained(parameters(trainer), curve(directory), store.load(newest), workers)
 
 
-# a checkpointed layer makes gradients twice, the second time after they were sent
 @pytest.mark.parametrize(
     ("name", "alone"),
     [
@@ -223,11 +222,9 @@ def test_patience_and_plateau_end_ranks_alike(ends: Ends) -> None:
     assert rows[-1].metrics["num_averaged_weights"] == len(rows)
 
 
-def test_a_step_waits_for_its_gradients_alone(ends: Ends) -> None:
-    """Not for loss, weight, failures and decisions besides."""
+def test_a_step_is_one_message_and_one_sum(ends: Ends) -> None:
     inside = [ends.operations[position] for position in (1, 2, 6, 9)]  # nothing is saved there
-    buckets = 4  # of at least 60 bytes, in the order of the model; by groups there would be 3
-    assert inside == [["begin_to_add_up"] * buckets] * 4
+    assert inside == [["gather", "add_up"]] * 4
 
 
 def test_a_report_takes_few_agreements(ends: Ends) -> None:

@@ -15,7 +15,7 @@ from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError
 from trainable.optim import Clipper, build_optimizer
 from trainable.precision import Precision
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALONE, Ranks, WindowSums
 from trainable.schedule import Schedule
 from trainable.step import Step, StepParts
 from trainable.task import Task, decay_groups
@@ -114,10 +114,10 @@ def test_fp16_gradients_are_unscaled_before_measuring():
 class WithoutSamples(Ranks):
     """A rank that has no sample in its first window; the gradients are those of the others."""
 
-    def exchange(self, compute, parameters, device=None):
+    def exchange(self, compute, parameters, decide, device=None):
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        return 1.0, 1.0, 1
+        return WindowSums(1.0, 1.0, 1), None
 
 
 def test_fp16_rank_without_samples_takes_the_step():
