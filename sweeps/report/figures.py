@@ -37,6 +37,7 @@ from sweeps.report.data import (
 )
 from sweeps.report.data import copy_study as copy_study
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.importance import importance_of, percent
 from sweeps.view.compare import clip_fraction
 from sweeps.view.sweep_view import STATES
 from trainable.store.metrics_file import read_rows
@@ -167,32 +168,36 @@ def contours(sweep: SweepData) -> go.Figure:
 
 
 def importance(sweep: SweepData) -> go.Figure:
-    """Draw how much of the value's variance each parameter explains."""
-    _require_trials(sweep, 4)
-    selected = sweep.compared.selected
-    if len({t.value for t in selected}) < 2:
-        raise NotEnough("these trials do not differ in their value")
-    # Conditions and edits of the space give trials different parameters or distributions.
-    first = selected[0].distributions
-    axes = [
-        name
-        for name in _axes(sweep)
-        if name in first and all(t.distributions.get(name) == first[name] for t in selected)
-    ]
-    if not axes:
-        raise NotEnough(
-            "there is no parameter that all of these trials drew from one distribution"
+    """Draw which share of the trials' final order each parameter explains, with its interval."""
+    found = importance_of(sweep.view)
+    if found is None:
+        raise NotEnough("too few trials have ended with different values; sweep audit counts them")
+    shown = list(found.shares.items())[::-1]  # Plotly begins at the bottom
+    shares = [share for _, share in shown]
+    figure = go.Figure(
+        go.Bar(
+            x=[share.value for share in shares],
+            y=[sweep.names[key] for key, _ in shown],
+            orientation="h",
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [share.high - share.value for share in shares],
+                "arrayminus": [share.value - share.low for share in shares],
+                "color": "#57606a",
+            },
+            marker={
+                "color": ["#0969da" if share.is_clear else "#b6c2cf" for share in shares],
+            },
+            text=[percent(share.value) if share.is_known else "not known" for share in shares],
+            textposition="inside",
+            insidetextanchor="start",
+            hovertext=[f"{percent(s.low)} to {percent(s.high)}" for s in shares],
+            hovertemplate="%{y}: %{hovertext}<extra></extra>",
         )
-    figure = visualization.plot_param_importances(
-        _sampled_study(sweep),
-        evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-        params=axes,
-        target_name=sweep.compared.trials.target,
     )
-    figure.update_xaxes(title="share of the variance", range=[0, 1.08], tickformat=".0%")
-    figure.update_yaxes(title=None)
-    figure.update_traces(texttemplate="%{x:.0%}")
-    return figure.update_layout(height=160 + 50 * len(axes))
+    figure.update_xaxes(title="share of the final order", range=[0, 1.02], tickformat=".0%")
+    return figure.update_layout(height=160 + 50 * len(shown))
 
 
 class _Axis(NamedTuple):
@@ -600,12 +605,10 @@ FIGURES = (
     ),
     Figure(
         "Importance",
-        "How much of the value's variance each parameter explains, alone and together with "
-        "others (fANOVA): search important parameters more finely, and fix the others. The "
-        "findings compare ranks instead of values, and each parameter alone.",
+        "How much of the order in which trials end each parameter explains, and the range that "
+        "holds that share with 95 %; grey bars may be chance. Stopped trials have the place that "
+        "they had among the others when they were stopped.",
         importance,
-        sampled_note,
-        of_survivors=True,
     ),
     Figure(
         "Slices",

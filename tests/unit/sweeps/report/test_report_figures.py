@@ -13,6 +13,7 @@ from sweeps.report.data import NotEnough, SweepData, read_sweep
 from sweeps.report.figures import FIGURES, contours, importance, parallel, slices
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
+from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.evidence import compare_all
 from sweeps.trust.findings import find
 from tests.specs import with_overrides
@@ -54,18 +55,21 @@ def _shares(sweep: SweepData) -> dict[str, float]:
     return dict(zip(bars.y, bars.x, strict=True))
 
 
-def test_importance_counts_stopped_trials_too(tmp_path: Path) -> None:
+def test_importance_is_the_number_of_the_findings_and_the_audit(tmp_path: Path) -> None:
+    """Among the survivors the clipping norm decides; among all trials the learning rate, too."""
     sweep = misleading_sweep(tmp_path)
-    data = read_sweep(sweep.paths)
-    assert data.survivors is not None
-    of_all, of_survivors = (
-        _shares(replace(data, compared=c)) for c in (data.compared, data.survivors)
-    )
-    assert of_survivors["max_norm"] > 0.6
-    assert of_all["lr"] > 0.6
-    assert (len(data.compared.selected), len(data.survivors.selected)) == (24, 12)
-    said = {one.topic: one.sentence for one in find(sweep.view).sentences}
-    assert said["importance"].startswith("lr mattered most")
+    shares = _shares(read_sweep(sweep.paths))
+    found = find(sweep.view)
+    card = next(one for one in audit_sweep(sweep.view).cards if one.id == "effects")
+    numbers = found.as_dict()["importance"]
+    assert numbers == card.figure["parameters"]
+    assert shares == {
+        short: numbers[key]["share"] for key, short in ((LR, "lr"), (NORM, "max_norm"))
+    }
+    said = {one.topic: one.sentence for one in found.sentences}["importance"]
+    assert said in card.evidence
+    assert said.startswith(f"lr mattered most: it explains {100 * shares['lr']:.0f} % (")
+    assert "of how 24 trials rank by val/loss at the end" in said
 
 
 def test_narrowed_parameter_keeps_its_importance(tmp_path: Path) -> None:

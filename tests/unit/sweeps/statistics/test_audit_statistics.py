@@ -177,10 +177,11 @@ def test_variance_divides_among_parameters() -> None:
     found = variance_shares(places, values)
     assert found is not None
     # Of the normal scores of 200,000 values: the variance of the means in 40 bins of x, and of y.
-    assert found.alone["x"].value == pytest.approx(0.72, abs=0.03)
-    assert found.alone["y"].value == pytest.approx(0.11, abs=0.03)
+    # 0.72 and 0.11 alone, and 0.15 together, of which each has half.
+    assert found.shares["x"].value == pytest.approx(0.72 + 0.15 / 2, abs=0.03)
+    assert found.shares["y"].value == pytest.approx(0.11 + 0.15 / 2, abs=0.03)
     assert found.pairs["x", "y"].value == pytest.approx(0.15, abs=0.03)
-    assert found.total["z"].high < 0.02
+    assert found.shares["z"].high < 0.02
     assert next(iter(found.pairs)) == ("x", "y")
 
 
@@ -191,7 +192,7 @@ def test_noise_has_no_shares() -> None:
         places = {key: [draw.random() for _ in range(60)] for key in "abc"}
         found = variance_shares(places, [draw.random() for _ in range(60)])
         assert found is not None
-        clear += sum(one.chance < 0.01 for one in found.total.values())
+        clear += sum(one.chance < 0.01 for one in found.shares.values())
     assert clear <= 6  # of 120, where chance makes one or two
 
 

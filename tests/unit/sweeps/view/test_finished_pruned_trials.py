@@ -63,7 +63,7 @@ def test_best_finished_trial_is_compared_like_the_one_it_finishes(tmp_path: Path
     new = _finish(made, pruned.number, *[0.001] * 9)
     best = next(one.sentence for one in find(made.view).sentences if one.topic == "best")
     assert best.startswith(f"Trial {new} has the best val/loss, 0.001")
-    assert "the median of 24 trials" in best
+    assert "of 11 trials that trained to the end" in best
 
 
 def test_report_compares_the_search_alone(sweep: MadeSweep) -> None:
