@@ -271,7 +271,7 @@ class _Evidence:
         found = chance_difference(self.view)
         if found is None:
             return "; one training of each, so that seeds may have made a part of it"
-        return f"; seeds alone make differences up to {format_number(found)} in 95 of 100 pairs"
+        return f"; a difference up to {format_number(found)} may come from the seeds alone (95 %)"
 
     def _has_own_values(self, record: TrialSummary) -> bool:
         own, params = self._own_values, record.best_params

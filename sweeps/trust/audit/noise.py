@@ -97,8 +97,8 @@ def _by_floor(data: AuditData, floor: NoiseFloor, numbers: Sequence[int]) -> Car
     half = _half_width(floor, 2)
     evidence = (
         f"Trials {first.number} and {second.number} are {format_number(gap)} apart in "
-        f"{data.metric}, each from one seed, where seeds alone make differences up to "
-        f"{format_number(half)} in 95 of 100 pairs; {_floor(floor)}."
+        f"{data.metric}, each from one seed; a difference up to {format_number(half)} may come "
+        f"from the seeds alone (95 %); {_floor(floor)}."
     )
     return _verdict(floor, gap, half, (first.number, second.number), evidence)
 
