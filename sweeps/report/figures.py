@@ -1,8 +1,8 @@
 """The figures of a sweep's report, each with a sentence that explains it.
 
-Those over parameters compare trials at one epoch (`SweepData.compared`), over the whole range; the
-others show how trials ran and what they logged. What must not live here: summary and tables
-(`report`).
+Those over parameters show the value of each trial, over the whole range; trials that were stopped
+early are pale. The others show how trials ran and what they logged. What must not live here:
+summary and tables (`report`).
 """
 
 from __future__ import annotations
@@ -58,24 +58,30 @@ _FEWEST_FOR_CONTOURS = 30
 _PADDING = 0.04
 """The part of a range that an axis shows beyond its ends, so that dots there are whole."""
 _NONE = "none"
+_PALE = 0.35
+"""The opacity of trials that were stopped early."""
 
 
 def selection_note(sweep: SweepData) -> str:
     """Return a sentence about the trials from which a figure is drawn."""
-    return sweep.compared.trials.sentence
+    num, stopped = len(sweep.values), len(sweep.stopped)
+    drawn = f"Drawn from {num} trials" if num != 1 else "Drawn from 1 trial"
+    which = "last" if sweep.spec.select == "final" else "best"
+    pale = f"; {stopped} of them, pale, were stopped early" if stopped else ""
+    return f"{drawn}, each with its {which} {sweep.metric}{pale}."
 
 
 def sampled_note(sweep: SweepData) -> str:
     """Return the same for a figure with a limited number of trials."""
     most = data.MAX_TRIALS
-    if len(sweep.compared.selected) <= most:
+    if len(sweep.values) <= most:
         return selection_note(sweep)
     return f"{selection_note(sweep)} At most {most} of these are used, evenly spaced."
 
 
 def _sampled_study(sweep: SweepData) -> optuna.Study:
     """Return the study with a limited number of complete trials, each under its own number."""
-    study, selected = sweep.compared.study, sweep.compared.selected
+    study, selected = sweep.compared, sweep.selected
     if len(selected) <= data.MAX_TRIALS:
         return study
     kept = {trial.number for trial in thinned(selected, data.MAX_TRIALS)}
@@ -86,7 +92,7 @@ def _sampled_study(sweep: SweepData) -> optuna.Study:
 
 
 def _require_trials(sweep: SweepData, at_least: int) -> None:
-    found = len(sweep.compared.selected)
+    found = len(sweep.selected)
     if found < at_least:
         raise NotEnough(f"it needs {at_least} trials with a value, and there are {found}")
 
@@ -95,7 +101,7 @@ def _axes(sweep: SweepData) -> list[str]:
     """Return the parameters that have more than one value, the usual ones first."""
     keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
     names = dict.fromkeys(sweep.names[key] for key in keys)
-    found = {name: {repr(t.params.get(name)) for t in sweep.compared.selected} for name in names}
+    found = {name: {repr(t.params.get(name)) for t in sweep.selected} for name in names}
     axes = [name for name, values in found.items() if len(values) > 1]
     if not axes:
         raise NotEnough("these trials do not differ in any parameter")
@@ -123,12 +129,14 @@ def slices(sweep: SweepData) -> go.Figure:
     axes = sorted(_axes(sweep))
     rows, columns = math.ceil(len(axes) / _SLICES), min(len(axes), _SLICES)
     figure = make_subplots(rows, columns, shared_yaxes="all", vertical_spacing=0.28 / rows)
-    target = sweep.compared.trials.target
+    target = sweep.metric
     for index, name in enumerate(axes):
         # One by one, as Optuna draws all of them in one row, which is too wide for a page.
-        one = visualization.plot_slice(sweep.compared.study, params=[name], target_name=target)
+        one = visualization.plot_slice(sweep.compared, params=[name], target_name=target)
         row, column = index // _SLICES + 1, index % _SLICES + 1
-        figure.add_trace(one.data[0].update(marker={"showscale": index == 0}), row, column)
+        pale = [_PALE if n in sweep.stopped else 1.0 for n in one.data[0].marker.color]
+        marker = {"showscale": index == 0, "opacity": pale}
+        figure.add_trace(one.data[0].update(marker=marker), row, column)
         shown = one.layout.xaxis.to_plotly_json()
         figure.update_xaxes(**{**shown, "range": axis_range(sweep, name)}, row=row, col=column)
         if column == 1:
@@ -138,7 +146,7 @@ def slices(sweep: SweepData) -> go.Figure:
         marker={"size": 8, "colorscale": _VISIBLE_BLUES, "cmin": 0, "cmax": last},
         hovertemplate="trial %{marker.color}<br>%{x}: %{y:.4g}<extra></extra>",
     )
-    if spans_decades(sweep.compared.trials.values.values()):
+    if spans_decades(sweep.values.values()):
         figure.update_yaxes(type="log")
     return figure.update_layout(height=160 + 290 * rows)
 
@@ -150,9 +158,7 @@ def contours(sweep: SweepData) -> go.Figure:
     if len(axes) < 2:
         raise NotEnough("these trials differ in only one parameter")
     study = _sampled_study(sweep)
-    figure = visualization.plot_contour(
-        study, params=axes, target_name=sweep.compared.trials.target
-    )
+    figure = visualization.plot_contour(study, params=axes, target_name=sweep.metric)
     numbers = [f"trial {t.number}" for t in study.trials if t.state == TrialState.COMPLETE]
     for trace in figure.data:
         if trace.type == "scatter" and trace.x is not None and len(trace.x) == len(numbers):
@@ -216,7 +222,7 @@ def parallel(sweep: SweepData) -> go.Figure:
     study, names = _sampled_study(sweep), _axes(sweep)
     values = {t.number: t.value for t in study.trials if t.value is not None}
     value_axis = _number_axis(
-        sweep.compared.trials.target,
+        sweep.metric,
         min(values.values()),
         max(values.values()),
         log=spans_decades(values.values()),
@@ -243,8 +249,9 @@ def parallel(sweep: SweepData) -> go.Figure:
                 y=heights,
                 mode="lines",
                 line={"color": colour, "width": 1.5},
-                name=f"trial {trial.number}",
-                text=["<br>".join([f"trial {trial.number}", *shown])] * len(axes),
+                opacity=_PALE if number in sweep.stopped else 1.0,
+                name=f"trial {number}",
+                text=["<br>".join([f"trial {number}", *shown])] * len(axes),
                 hovertemplate="%{text}<extra></extra>",
                 showlegend=False,
             )
@@ -286,7 +293,7 @@ def _parameter_axis(sweep: SweepData, name: str) -> _Axis:
         return _number_axis(name, low, high, log=log, whole=whole)
     known = (d for d in sweep.distributions(name) if isinstance(d, CategoricalDistribution))
     values = [*(option for d in known for option in d.choices)]
-    values += [t.params[name] for t in sweep.compared.selected if name in t.params]
+    values += [t.params[name] for t in sweep.selected if name in t.params]
     options = list(dict.fromkeys(map(repr, values)))
     shown = {repr(value): format_value(value) for value in values}
     last = max(1, len(options) - 1)
@@ -329,13 +336,11 @@ class Figure(NamedTuple):
     """Draws the figure, or raises `NotEnough`."""
     note: Callable[[SweepData], str] = lambda _: ""
     """Returns what else a reader must know about this sweep's figure; may be empty."""
-    of_survivors: bool = False
-    """Whether it is drawn again from the trials that went further than the others."""
 
 
 def _pareto(sweep: SweepData) -> go.Figure:
     metrics = sweep.spec.metrics
-    if not sweep.compared.selected:
+    if not sweep.selected:
         raise NotEnough("it needs 1 trial with a value, and there are 0")
     if len(metrics) > MAX_AXES:
         raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
@@ -615,7 +620,6 @@ FIGURES = (
         "Value against one parameter at a time; darker dots came later in the search.",
         slices,
         selection_note,
-        of_survivors=True,
     ),
     Figure(
         "Parallel coordinates",
@@ -623,7 +627,6 @@ FIGURES = (
         "the whole searched range, logarithmic where it was searched so.",
         parallel,
         sampled_note,
-        of_survivors=True,
     ),
     Figure(
         "Contours",

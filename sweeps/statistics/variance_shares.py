@@ -34,7 +34,7 @@ class Share:
     low: float
     high: float
     chance: float
-    """The probability of such coefficients if the share were 0 (Wald's chi-squared test)."""
+    """The probability of such coefficients if the share were 0 (F test)."""
 
     @property
     def is_known(self) -> bool:
@@ -125,6 +125,8 @@ class _Fit:
     variance: float
     """That of the whole result, over the whole space, with noise."""
     explained: float
+    freedom: int
+    """Of the noise."""
 
     @classmethod
     def of(cls, design: Array, scores: Array, owners: Sequence[tuple[str, ...]]) -> _Fit:
@@ -132,17 +134,18 @@ class _Fit:
 
         inverse = numpy.linalg.pinv(design.T @ design)
         solution = inverse @ design.T @ scores
-        free = max(1, len(scores) - numpy.linalg.matrix_rank(design))
+        free = max(1, len(scores) - int(numpy.linalg.matrix_rank(design)))
         noise = float(numpy.sum((scores - design @ solution) ** 2)) / free
         covariance = noise * inverse[1:, 1:]
         signal = float(numpy.sum(solution[1:] ** 2) - numpy.trace(covariance))
         whole = max(signal, 0.0) + noise
         explained = 1 - noise / float(numpy.var(scores, ddof=1))
-        return cls(owners, solution[1:], covariance, whole, max(0.0, float(explained)))
+        return cls(owners, solution[1:], covariance, whole, max(0.0, float(explained)), free)
 
     def share(self, weights: Sequence[float]) -> Share:
         """Return the share of the coefficients, each by its weight."""
         import numpy
+        from scipy.special import fdtrc
 
         mine = numpy.flatnonzero(weights)
         weight = numpy.array(weights)[mine]
@@ -156,7 +159,8 @@ class _Fit:
             float(min(max(x, 0.0), 1.0)) for x in (value - half, value, value + half)
         )
         statistic = max(0.0, float(found @ numpy.linalg.pinv(spread) @ found))
-        return Share(middle, low, high, chi_squared_tail(statistic, len(mine)))
+        chance = fdtrc(len(mine), self.freedom, statistic / len(mine))
+        return Share(middle, low, high, float(chance))
 
 
 _Name = TypeVar("_Name")
@@ -243,10 +247,3 @@ def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple
         key=lambda pair: strongest.index(pair[0]) + strongest.index(pair[1]),
     )
     return found[: max(0, room)]
-
-
-def chi_squared_tail(statistic: float, freedom: int) -> float:
-    """Return the probability that a chi-squared variable exceeds `statistic`."""
-    from scipy.special import chdtrc
-
-    return float(chdtrc(freedom, statistic))

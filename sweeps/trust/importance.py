@@ -26,6 +26,8 @@ from sweeps.view.sweep_view import SweepView
 
 Curves = Mapping[int, Mapping[int, float]]
 Params = Mapping[int, Mapping[str, Any]]
+_CHANCE = 0.01
+"""An effect whose size is not known is one if chance shows such coefficients more rarely."""
 
 
 def search_curves(view: SweepView) -> dict[int, Mapping[int, float]]:
@@ -129,24 +131,27 @@ def as_numbers(share: Share) -> dict[str, float]:
 
 def importance_sentence(found: VarianceShares, names: Mapping[str, str], metric: str) -> str:
     """Return what mattered, what had no clear effect, and of what neither is known."""
-    clear = [(names[key], _of(one)) for key, one in found.shares.items() if one.is_clear]
-    unclear = [
-        f"{names[key]} (at most {percent(one.high)})"
-        for key, one in found.shares.items()
-        if one.is_known and not one.is_clear
-    ]
-    unknown = [f"{names[key]} {_of(one)}" for key, one in found.shares.items() if not one.is_known]
     how = f"how {found.num_trials} trials rank by {metric} at the end"
+    known = [(names[key], one) for key, one in found.shares.items() if one.is_known]
+    unknown = [(names[key], one) for key, one in found.shares.items() if not one.is_known]
+    clear = [(name, _of(one)) for name, one in known if one.is_clear]
+    unclear = [f"{n} (at most {percent(one.high)})" for n, one in known if not one.is_clear]
+    real = [(name, _of(one)) for name, one in unknown if one.chance < _CHANCE]
+    other = [f"{name} {_of(one)}" for name, one in unknown if one.chance >= _CHANCE]
     parts = []
     if clear:
         (first, share), *rest = clear
         then = "".join(f"; {name} {mine}" for name, mine in rest)
         parts.append(f"{first} mattered most: it explains {share} of {how}{then}.")
+    if real:
+        on = "" if parts else f" on {how}"
+        sizes = listed([share for _, share in real])
+        effects = listed([name for name, _ in real])
+        parts.append(f"{effects} had an effect{on}; how large is not known yet: {sizes}.")
     if unclear:
-        parts.append(f"No clear effect of {listed(unclear)}{'' if clear else f' on {how}'}.")
-    if unknown:
-        on = "" if parts else f" of {how}"
-        parts.append(f"Not known yet{on}: {listed(unknown)}.")
+        parts.append(f"No clear effect of {listed(unclear)}{'' if parts else f' on {how}'}.")
+    if other:
+        parts.append(f"Not known yet{'' if parts else f' of {how}'}: {listed(other)}.")
     return " ".join(parts)
 
 

@@ -91,7 +91,9 @@ def mattered() -> list[Result]:
     ]
 
 
-def _errors(found: VarianceShares, truth: Mapping[str, float]) -> tuple[float, ...]:
+def _errors(
+    found: VarianceShares, truth: Mapping[str, float]
+) -> tuple[float, float, float, float]:
     shares = found.shares
     return (
         float(np.mean([abs(one.value - truth[key]) for key, one in shares.items()])),
@@ -105,9 +107,9 @@ def _truth(table: CurveTable) -> dict[str, float]:
     """Return the shares among all configurations with full curves, their mean over the seeds."""
     every = []
     for seed in range(table.loss.shape[1]):
-        full = np.flatnonzero(table.last_epochs[:, seed] == table.epochs)
-        params = {int(n): table.params[n] for n in full}
-        places = {int(n): float(table.loss[n, seed].min()) for n in full}
+        full = np.flatnonzero(table.last_epochs[:, seed] == table.epochs).tolist()
+        params = {n: table.params[n] for n in full}
+        places = {n: float(table.loss[n, seed].min()) for n in full}
         found = importance(table.spec.space, params, places)
         assert found is not None
         every.append(found.shares)

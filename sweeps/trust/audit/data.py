@@ -163,7 +163,7 @@ class AuditData:
     def comparable(self) -> tuple[int, dict[int, float]]:
         """Return the last report that all ended trials made, and their losses by it, by number."""
         sound = [t for t in self.trials if not t.diverged and t.value is not None]
-        # As `evidence.compare_all`: with early stopping, the lowest rung at which one was stopped.
+        # With early stopping, the lowest rung at which one was stopped.
         at = min((t.end for t in sound), default=0)
         if at == 0:  # without curves, the values of whole trainings are compared
             return 0, {t.number: self.loss(t.value or 0.0) for t in sound}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import resource
@@ -24,7 +23,6 @@ from sweeps.report.report import write_report
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.halving import bracket_of
-from sweeps.trust.evidence import compare_survivors
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -198,43 +196,6 @@ def test_quadratic_figures_use_a_subset_of_trials(
         write_report(sweep.paths, tmp_path / "many.html")
         told = f"At most {most} of these are used, evenly spaced."
         assert (told in (tmp_path / "many.html").read_text()) == (most == 5)
-
-
-def test_values_are_compared_at_an_epoch_ten_trials_reached() -> None:
-    """Three of fourteen went to the end, four to epoch 6; the fifteenth failed."""
-    lengths = [20, 20, 20, 6, *(2 for _ in range(10)), 20]
-    curves = {n: {e: 1.0 / e + n for e in range(1, end + 1)} for n, end in enumerate(lengths)}
-    curves[1][2] = math.nan
-    states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
-    states[14] = "failed"
-    found = compare_survivors(_spec(EARLY), states, curves)
-    assert found.epoch == 2
-    assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
-    assert found.target == "val/loss by epoch 2"
-    assert "14 trials that reached epoch 2" in found.sentence
-    assert found.sentence.endswith("4 of them went further.")
-
-
-def test_few_trials_are_compared_where_the_first_ended() -> None:
-    curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
-    states = {0: "running", 1: "pruned", 2: "waiting"}
-    assert compare_survivors(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
-    assert compare_survivors(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
-    assert compare_survivors(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
-
-
-def test_trial_without_a_value_by_that_epoch_is_omitted() -> None:
-    curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
-    found = compare_survivors(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
-    assert (found.epoch, found.values) == (1, {1: 0.4})
-
-
-def test_ten_finished_trials_compare_by_their_final_values() -> None:
-    curves = {n: dict.fromkeys(range(1, 25), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
-    states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
-    found = compare_survivors(_spec(EARLY), states, curves)
-    assert (found.epoch, found.target, sorted(found.values)) == (24, "val/loss", list(range(10)))
-    assert "reached the last epoch" in found.sentence
 
 
 class _Requests(HTMLParser):

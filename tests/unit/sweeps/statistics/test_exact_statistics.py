@@ -128,7 +128,7 @@ def test_shares_of_one_parameter_are_those_of_a_regression() -> None:
     assert share.low == pytest.approx((square - 1.96 * error) / (square + noise))
     assert share.high == pytest.approx(min(1.0, (square + 1.96 * error) / (square + noise)))
     assert share.chance == pytest.approx(
-        stats.chi2.sf(own @ np.linalg.solve(spread, own), 3), rel=1e-6
+        stats.f.sf(own @ np.linalg.solve(spread, own) / 3, 3, 56), rel=1e-6
     )
     assert found.explained == pytest.approx(1 - noise / scores.var(ddof=1))
     assert least_count({"x": places.tolist()}) == 6

@@ -75,6 +75,7 @@ CLEAR = Share(0.52, 0.3, 0.74, 0.0)
 LITTLE = Share(0.02, 0.0, 0.04, 0.5)
 PERHAPS = Share(0.1, 0.0, 0.3, 0.2)
 UNKNOWN = Share(0.4, 0.0, 0.9, 0.1)
+REAL = Share(0.67, 0.0, 1.0, 0.009)
 WHERE = "how 40 trials rank by val/loss at the end"
 
 
@@ -89,6 +90,11 @@ WHERE = "how 40 trials rank by val/loss at the end"
         (
             {"lr": CLEAR, "size": Share(0.2, 0.1, 0.3, 0.0)},
             f"lr mattered most: it explains 52 % (30 to 74 %) of {WHERE}; size 20 % (10 to 30 %).",
+        ),
+        (
+            {"lr": REAL, "wd": LITTLE},
+            f"lr had an effect on {WHERE}; how large is not known yet: 67 % (0 to 100 %). "
+            "No clear effect of wd (at most 4 %).",
         ),
         ({"wd": LITTLE}, f"No clear effect of wd (at most 4 %) on {WHERE}."),
         ({"size": UNKNOWN}, f"Not known yet of {WHERE}: size 40 % (0 to 90 %)."),
