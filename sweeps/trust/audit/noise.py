@@ -130,7 +130,9 @@ def _verdict(
     # Two tests of the same seeds may differ; a confirmation has the last word.
     if gap > half if tied is None else len(tied) == 1:
         return _card("pass", evidence, figure)
-    remedy = f"train trials {trials[0]} and {trials[1]} under more seeds, or take trial {trials[0]}"
+    remedy = (
+        f"train trials {trials[0]} and {trials[1]} under more seeds, or take trial {trials[0]}"
+    )
     return _card("warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
 
 
