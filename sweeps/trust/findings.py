@@ -33,8 +33,8 @@ from sweeps.trust.evidence import (
 )
 from sweeps.trust.importance import (
     as_numbers,
-    final_places,
-    importance,
+    ended_places,
+    importance_of,
     importance_sentence,
     percent,
     search_curves,
@@ -150,17 +150,12 @@ class _Evidence:
 
     @cached_property
     def importance(self) -> VarianceShares | None:
-        return importance(self.spec.space, self.params, self.places) if self.params else None
+        return importance_of(self.view)
 
     @cached_property
     def places(self) -> Mapping[int, float]:
         """The place of each ended trial in the final order."""
-        ended = [one for one in self.records if one.finished and one.state != "failed"]
-        return final_places(
-            {one.number: self.curves[one.number] for one in ended},
-            minimize=self.minimize,
-            final=self.spec.select == "final",
-        )
+        return ended_places(self.view)
 
     @cached_property
     def params(self) -> Mapping[int, Mapping[str, Any]]:

@@ -114,14 +114,19 @@ def importance_of(view: SweepView) -> VarianceShares | None:
     """Return what mattered among the ended trials of a sweep; None if that cannot be told."""
     if view.spec.early_stopping.rule.is_population:  # its trials change their parameters
         return None
+    params = {record.number: record.best_params for record in of_search(view.records)}
+    return importance(view.spec.space, params, ended_places(view))
+
+
+def ended_places(view: SweepView) -> dict[int, float]:
+    """Return the place of each ended trial of a sweep in the order in which trials end."""
     curves = search_curves(view)
-    ended = [r for r in of_search(view.records) if r.finished and r.state != "failed"]
-    places = final_places(
-        {record.number: curves[record.number] for record in ended},
+    ended = [r.number for r in of_search(view.records) if r.finished and r.state != "failed"]
+    return final_places(
+        {number: curves[number] for number in ended},
         minimize=view.ledger.minimize,
         final=view.spec.select == "final",
     )
-    return importance(view.spec.space, {r.number: r.best_params for r in ended}, places)
 
 
 def as_numbers(share: Share) -> dict[str, float]:
