@@ -143,7 +143,7 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     lines: list[RenderableType] = [table, *map(Text, found.sentences())]
     if found.first is not None:
         lines.append(line(f"show it: {paths.command('best', '--confirmed')}"))
-    elif not found.is_decided or found.failed_leaders:
+    elif not found.has_ended or found.failed_leaders:
         lines.append(line(f"continue with: {paths.command('confirm')}"))
     return Group(*lines)
 

@@ -32,6 +32,7 @@ from sweeps.view.observer import ShutdownNotices
 if TYPE_CHECKING:
     from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.engine.task_check import TaskFacts
+    from sweeps.ledger.trials import TrialSummary
     from sweeps.run.stop_requests import StopResult
     from sweeps.run.sync import SyncResult
     from sweeps.spec.document import Document
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from sweeps.trust.findings import Findings
     from sweeps.view.outcome import SweepFailure, SweepOutcome
     from tracking.notifications import Undelivered
+
+
+def best_word(best: TrialSummary) -> str:
+    """Return what the best trial is called: one that has not ended is the best so far."""
+    return "best" if best.finished else "best so far"
 
 
 def outcome(
@@ -59,7 +65,7 @@ def outcome(
         value = format_number(best.value)
         if best.over_seeds is not None:
             value += f", {best.over_seeds.in_words()}"
-        found = f"best: trial {best.number} with {value} ({joined(best.best_params)})"
+        found = f"{best_word(best)}: trial {best.number} with {value} ({joined(best.best_params)})"
         paragraph(out, found, style="bold")
         if best.state == "pruned":
             paragraph(out, f"it was stopped early: {best.reason or 'pruned'}")

@@ -126,14 +126,14 @@ def status(
     if isinstance(found["best"], list):
         lines += messages.front_lines(found["best"], spec.metrics)
     elif found["best"] is not None:
+        record = view.record(found["best"]["number"])
         lines.append(
             Text(
-                f"best: trial {found['best']['number']} "
+                f"{messages.best_word(record)}: trial {record.number} "
                 f"with {format_number(found['best']['value'])}"
             )
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
-        record = view.record(found["best"]["number"])
         if record.over_seeds is not None:
             lines.append(Text(f"      {record.over_seeds.in_words()}"))
         weights = view.weights_of(record)

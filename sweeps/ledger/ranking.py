@@ -47,12 +47,19 @@ def is_finite(values: Sequence[float]) -> bool:
     return all(map(math.isfinite, values))
 
 
-def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
+def front(
+    trials: Iterable[Trial], minimizes: Sequence[bool], *, so_far: bool = False
+) -> list[Trial]:
     """Return the best trial, or with several metrics the Pareto front, sorted by the first."""
-    ranked = ranking(trials, minimize=minimizes[0])
+    ranked = ranking(trials, minimize=minimizes[0], so_far=so_far)
     if len(minimizes) == 1:
         return ranked[:1]
     return [ranked[index] for index in undominated([t.values for t in ranked], minimizes)]
+
+
+def front_so_far(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
+    """Return the front of the trials that have ended, and of those that have not, by now."""
+    return front(trials, minimizes, so_far=True)
 
 
 def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) -> list[int]:
@@ -71,9 +78,13 @@ def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) ->
     return kept
 
 
-def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the trials that have a result, the best first, complete ones before their equals."""
-    found = [t for t in trials if t.has_result and t.value is not None]
+def ranking(trials: Iterable[Trial], *, minimize: bool, so_far: bool = False) -> list[Trial]:
+    """Return the trials that have a result, the best first, complete ones before their equals.
+
+    With `so_far` those that have not ended count, too, by what they have reported.
+    """
+    counted = [t for t in trials if (t.has_result_so_far if so_far else t.has_result)]
+    found = [t for t in counted if t.value is not None]
     sign = 1 if minimize else -1
     return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
 

@@ -152,6 +152,15 @@ class TrialSummary:
         return self.role in COUNTED and has_result(self.state, self.select)
 
     @property
+    def has_result_so_far(self) -> bool:
+        """Whether it counts among the best so far: ended with a result, or likely to.
+
+        Its best report already has a checkpoint; its last value is not yet that of `final`.
+        """
+        unended = not self.finished and self.over_seeds is None and self.role in COUNTED
+        return self.has_result or (unended and self.select == "checkpoint")
+
+    @property
     def ended_ms(self) -> int | None:
         """When its end was recorded, in milliseconds since the Unix epoch."""
         return None if self.ended_at is None else round(self.ended_at.timestamp() * 1000)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from redaction.secrets import redact_clipped, redact_value
 from sweeps.formatting import joined
-from sweeps.ledger.ranking import front
+from sweeps.ledger.ranking import front, front_so_far
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.spec.spec import SweepSpec
@@ -137,6 +137,10 @@ class Notifier:
             one.values for one in before
         ]:
             return
+        # One that still trains may be better.
+        unended = [one for one in self._trials.trials() if not one.finished]
+        if number not in [t.number for t in front_so_far([*unended, trial], self._minimizes)]:
+            return
         value = ",".join(map(repr, trial.values))
         among = "is the best so far" if len(self._spec.metrics) == 1 else "joins the Pareto front"
         self._add("new_best", f"{number}-{value}", trial, f"trial {number} {among}")
@@ -147,7 +151,7 @@ class Notifier:
         ended = sum(trial.finished for trial in trials)
         count = count_trials(spec.num_trials, trials, spec.repeats.seeds)
         event = _EVENTS[status]
-        best = front(trials, self._minimizes)
+        best = front_so_far(trials, self._minimizes)
         # A resume that finds nothing to do finishes the sweep again; that is no news.
         retries = sum(len(trial.failed_attempts) for trial in trials)
         at = f"{ended}" + f"-{retries}" * bool(retries)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths
 from sweeps.spec.spec import SweepSpec
-from sweeps.trust.evidence import ComparableTrials, compare_all, compare_survivors
 from sweeps.trust.findings import short_names
 from sweeps.view.sweep_view import SweepView
 
@@ -47,21 +46,6 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Trials that are compared at one epoch."""
-
-    trials: ComparableTrials
-    study: optuna.Study
-    """Every trial of the sweep under its own number; those that are compared are complete, with
-    the value that is compared, and all others failed, so that figures leave them out."""
-
-    @property
-    def selected(self) -> list[FrozenTrial]:
-        """The trials that are compared."""
-        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-
-
-@dataclass(frozen=True)
 class SweepData:
     """The data of all figures, read once."""
 
@@ -74,10 +58,14 @@ class SweepData:
     starts: Mapping[int, datetime]
     """When each trial started, in UTC."""
     curves: Mapping[int, Mapping[int, float]]
-    compared: Compared
-    """All trials, at the last epoch that every ended trial reached."""
-    survivors: Compared | None
-    """The trials that went further; None if these are all trials."""
+    values: Mapping[int, float]
+    """The value of each trial of the search that has one, by the one definition of it; of a
+    stopped trial that was trained to its end later, the value at that end."""
+    stopped: Set[int]
+    """Those of them that were stopped early."""
+    compared: optuna.Study
+    """Every trial of the sweep under its own number; those with a value are complete, and all
+    others failed, so that figures leave them out."""
 
     @property
     def spec(self) -> SweepSpec:
@@ -87,6 +75,11 @@ class SweepData:
     def metric(self) -> str:
         """The first metric, which most figures show."""
         return self.spec.metrics[0]
+
+    @property
+    def selected(self) -> list[FrozenTrial]:
+        """The trials with a value."""
+        return self.compared.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
     def counted(self) -> optuna.Study:
         """Return a study of the trials that can be the best, each complete with its values."""
@@ -131,36 +124,33 @@ def read_sweep(paths: SweepPaths) -> SweepData:
     low = view.ledger.minimizes
     study = make_study([_renamed(one, names, one.state, one.values) for one in known], low)
     states = {record.number: view.trial_state(record) for record in view.records}
-    curves = view.ledger.reports()
-    searched = {record.number: states[record.number] for record in of_search(view.records)}
-    everyone = compare_all(view.spec, searched, curves)
-    further = compare_survivors(view.spec, searched, curves)
+    searched = [one for one in of_search(view.records) if states[one.number] != "failed"]
+    finishing = {
+        one.finishes: one for one in view.records if one.finishes is not None and one.has_result
+    }
+    ended = {one.number: finishing.get(one.number, one) for one in searched}
+    values = {
+        number: one.value
+        for number, one in ended.items()
+        if one.value is not None and math.isfinite(one.value)
+    }
+    shown = [
+        _renamed(one, names, TrialState.COMPLETE, [values[number]])
+        if number in values
+        else _renamed(one, names, TrialState.FAIL, None)
+        for number, one in enumerate(known)
+    ]
     return SweepData(
         view,
         study,
         names,
         states,
         {t.number: t.datetime_start for t in stored if t.datetime_start is not None},
-        curves,
-        _compared(everyone, known, names, low[0]),
-        _compared(further, known, names, low[0]) if further.epoch > everyone.epoch else None,
+        view.ledger.reports(),
+        values,
+        {number for number in values if ended[number].state == "pruned"},
+        make_study(shown, low[:1]),
     )
-
-
-def _compared(
-    trials: ComparableTrials,
-    known: Sequence[FrozenTrial],
-    names: Mapping[str, str],
-    minimize: bool,
-) -> Compared:
-    shown = []
-    for number, trial in enumerate(known):
-        if number in trials.values:
-            value = [trials.values[number]]
-            shown.append(_renamed(trial, names, TrialState.COMPLETE, value))
-        else:
-            shown.append(_renamed(trial, names, TrialState.FAIL, None))
-    return Compared(trials, make_study(shown, [minimize]))
 
 
 def _at_its_best(

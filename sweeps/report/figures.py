@@ -1,8 +1,8 @@
 """The figures of a sweep's report, each with a sentence that explains it.
 
-Those over parameters compare trials at one epoch (`SweepData.compared`), over the whole range; the
-others show how trials ran and what they logged. What must not live here: summary and tables
-(`report`).
+Those over parameters show the value of each trial, over the whole range; trials that were stopped
+early are pale. The others show how trials ran and what they logged. What must not live here:
+summary and tables (`report`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sweeps.report.data import (
 )
 from sweeps.report.data import copy_study as copy_study
 from sweeps.spec.spec import SweepSpec
+from sweeps.trust.importance import importance_of, percent
 from sweeps.view.compare import clip_fraction
 from sweeps.view.sweep_view import STATES
 from trainable.store.metrics_file import read_rows
@@ -57,24 +58,30 @@ _FEWEST_FOR_CONTOURS = 30
 _PADDING = 0.04
 """The part of a range that an axis shows beyond its ends, so that dots there are whole."""
 _NONE = "none"
+_PALE = 0.35
+"""The opacity of trials that were stopped early."""
 
 
 def selection_note(sweep: SweepData) -> str:
     """Return a sentence about the trials from which a figure is drawn."""
-    return sweep.compared.trials.sentence
+    num, stopped = len(sweep.values), len(sweep.stopped)
+    drawn = f"Drawn from {num} trials" if num != 1 else "Drawn from 1 trial"
+    which = "last" if sweep.spec.select == "final" else "best"
+    pale = f"; {stopped} of them, pale, were stopped early" if stopped else ""
+    return f"{drawn}, each with its {which} {sweep.metric}{pale}."
 
 
 def sampled_note(sweep: SweepData) -> str:
     """Return the same for a figure with a limited number of trials."""
     most = data.MAX_TRIALS
-    if len(sweep.compared.selected) <= most:
+    if len(sweep.values) <= most:
         return selection_note(sweep)
     return f"{selection_note(sweep)} At most {most} of these are used, evenly spaced."
 
 
 def _sampled_study(sweep: SweepData) -> optuna.Study:
     """Return the study with a limited number of complete trials, each under its own number."""
-    study, selected = sweep.compared.study, sweep.compared.selected
+    study, selected = sweep.compared, sweep.selected
     if len(selected) <= data.MAX_TRIALS:
         return study
     kept = {trial.number for trial in thinned(selected, data.MAX_TRIALS)}
@@ -85,7 +92,7 @@ def _sampled_study(sweep: SweepData) -> optuna.Study:
 
 
 def _require_trials(sweep: SweepData, at_least: int) -> None:
-    found = len(sweep.compared.selected)
+    found = len(sweep.selected)
     if found < at_least:
         raise NotEnough(f"it needs {at_least} trials with a value, and there are {found}")
 
@@ -94,7 +101,7 @@ def _axes(sweep: SweepData) -> list[str]:
     """Return the parameters that have more than one value, the usual ones first."""
     keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
     names = dict.fromkeys(sweep.names[key] for key in keys)
-    found = {name: {repr(t.params.get(name)) for t in sweep.compared.selected} for name in names}
+    found = {name: {repr(t.params.get(name)) for t in sweep.selected} for name in names}
     axes = [name for name, values in found.items() if len(values) > 1]
     if not axes:
         raise NotEnough("these trials do not differ in any parameter")
@@ -122,12 +129,14 @@ def slices(sweep: SweepData) -> go.Figure:
     axes = sorted(_axes(sweep))
     rows, columns = math.ceil(len(axes) / _SLICES), min(len(axes), _SLICES)
     figure = make_subplots(rows, columns, shared_yaxes="all", vertical_spacing=0.28 / rows)
-    target = sweep.compared.trials.target
+    target = sweep.metric
     for index, name in enumerate(axes):
         # One by one, as Optuna draws all of them in one row, which is too wide for a page.
-        one = visualization.plot_slice(sweep.compared.study, params=[name], target_name=target)
+        one = visualization.plot_slice(sweep.compared, params=[name], target_name=target)
         row, column = index // _SLICES + 1, index % _SLICES + 1
-        figure.add_trace(one.data[0].update(marker={"showscale": index == 0}), row, column)
+        pale = [_PALE if n in sweep.stopped else 1.0 for n in one.data[0].marker.color]
+        marker = {"showscale": index == 0, "opacity": pale}
+        figure.add_trace(one.data[0].update(marker=marker), row, column)
         shown = one.layout.xaxis.to_plotly_json()
         figure.update_xaxes(**{**shown, "range": axis_range(sweep, name)}, row=row, col=column)
         if column == 1:
@@ -137,7 +146,7 @@ def slices(sweep: SweepData) -> go.Figure:
         marker={"size": 8, "colorscale": _VISIBLE_BLUES, "cmin": 0, "cmax": last},
         hovertemplate="trial %{marker.color}<br>%{x}: %{y:.4g}<extra></extra>",
     )
-    if spans_decades(sweep.compared.trials.values.values()):
+    if spans_decades(sweep.values.values()):
         figure.update_yaxes(type="log")
     return figure.update_layout(height=160 + 290 * rows)
 
@@ -149,9 +158,7 @@ def contours(sweep: SweepData) -> go.Figure:
     if len(axes) < 2:
         raise NotEnough("these trials differ in only one parameter")
     study = _sampled_study(sweep)
-    figure = visualization.plot_contour(
-        study, params=axes, target_name=sweep.compared.trials.target
-    )
+    figure = visualization.plot_contour(study, params=axes, target_name=sweep.metric)
     numbers = [f"trial {t.number}" for t in study.trials if t.state == TrialState.COMPLETE]
     for trace in figure.data:
         if trace.type == "scatter" and trace.x is not None and len(trace.x) == len(numbers):
@@ -167,32 +174,36 @@ def contours(sweep: SweepData) -> go.Figure:
 
 
 def importance(sweep: SweepData) -> go.Figure:
-    """Draw how much of the value's variance each parameter explains."""
-    _require_trials(sweep, 4)
-    selected = sweep.compared.selected
-    if len({t.value for t in selected}) < 2:
-        raise NotEnough("these trials do not differ in their value")
-    # Conditions and edits of the space give trials different parameters or distributions.
-    first = selected[0].distributions
-    axes = [
-        name
-        for name in _axes(sweep)
-        if name in first and all(t.distributions.get(name) == first[name] for t in selected)
-    ]
-    if not axes:
-        raise NotEnough(
-            "there is no parameter that all of these trials drew from one distribution"
+    """Draw which share of the trials' final order each parameter explains, with its interval."""
+    found = importance_of(sweep.view)
+    if found is None:
+        raise NotEnough("too few trials have ended with different values; sweep audit counts them")
+    shown = list(found.shares.items())[::-1]  # Plotly begins at the bottom
+    shares = [share for _, share in shown]
+    figure = go.Figure(
+        go.Bar(
+            x=[share.value for share in shares],
+            y=[sweep.names[key] for key, _ in shown],
+            orientation="h",
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [share.high - share.value for share in shares],
+                "arrayminus": [share.value - share.low for share in shares],
+                "color": "#57606a",
+            },
+            marker={
+                "color": ["#0969da" if share.is_clear else "#b6c2cf" for share in shares],
+            },
+            text=[percent(share.value) if share.is_known else "not known" for share in shares],
+            textposition="inside",
+            insidetextanchor="start",
+            hovertext=[f"{percent(s.low)} to {percent(s.high)}" for s in shares],
+            hovertemplate="%{y}: %{hovertext}<extra></extra>",
         )
-    figure = visualization.plot_param_importances(
-        _sampled_study(sweep),
-        evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-        params=axes,
-        target_name=sweep.compared.trials.target,
     )
-    figure.update_xaxes(title="share of the variance", range=[0, 1.08], tickformat=".0%")
-    figure.update_yaxes(title=None)
-    figure.update_traces(texttemplate="%{x:.0%}")
-    return figure.update_layout(height=160 + 50 * len(axes))
+    figure.update_xaxes(title="share of the final order", range=[0, 1.02], tickformat=".0%")
+    return figure.update_layout(height=160 + 50 * len(shown))
 
 
 class _Axis(NamedTuple):
@@ -211,7 +222,7 @@ def parallel(sweep: SweepData) -> go.Figure:
     study, names = _sampled_study(sweep), _axes(sweep)
     values = {t.number: t.value for t in study.trials if t.value is not None}
     value_axis = _number_axis(
-        sweep.compared.trials.target,
+        sweep.metric,
         min(values.values()),
         max(values.values()),
         log=spans_decades(values.values()),
@@ -238,8 +249,9 @@ def parallel(sweep: SweepData) -> go.Figure:
                 y=heights,
                 mode="lines",
                 line={"color": colour, "width": 1.5},
-                name=f"trial {trial.number}",
-                text=["<br>".join([f"trial {trial.number}", *shown])] * len(axes),
+                opacity=_PALE if number in sweep.stopped else 1.0,
+                name=f"trial {number}",
+                text=["<br>".join([f"trial {number}", *shown])] * len(axes),
                 hovertemplate="%{text}<extra></extra>",
                 showlegend=False,
             )
@@ -281,7 +293,7 @@ def _parameter_axis(sweep: SweepData, name: str) -> _Axis:
         return _number_axis(name, low, high, log=log, whole=whole)
     known = (d for d in sweep.distributions(name) if isinstance(d, CategoricalDistribution))
     values = [*(option for d in known for option in d.choices)]
-    values += [t.params[name] for t in sweep.compared.selected if name in t.params]
+    values += [t.params[name] for t in sweep.selected if name in t.params]
     options = list(dict.fromkeys(map(repr, values)))
     shown = {repr(value): format_value(value) for value in values}
     last = max(1, len(options) - 1)
@@ -324,13 +336,11 @@ class Figure(NamedTuple):
     """Draws the figure, or raises `NotEnough`."""
     note: Callable[[SweepData], str] = lambda _: ""
     """Returns what else a reader must know about this sweep's figure; may be empty."""
-    of_survivors: bool = False
-    """Whether it is drawn again from the trials that went further than the others."""
 
 
 def _pareto(sweep: SweepData) -> go.Figure:
     metrics = sweep.spec.metrics
-    if not sweep.compared.selected:
+    if not sweep.selected:
         raise NotEnough("it needs 1 trial with a value, and there are 0")
     if len(metrics) > MAX_AXES:
         raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
@@ -600,19 +610,16 @@ FIGURES = (
     ),
     Figure(
         "Importance",
-        "How much of the value's variance each parameter explains, alone and together with "
-        "others (fANOVA): search important parameters more finely, and fix the others. The "
-        "findings compare ranks instead of values, and each parameter alone.",
+        "How much of the order in which trials end each parameter explains, and the range that "
+        "holds that share with 95 %; grey bars may be chance. Stopped trials have the place that "
+        "they had among the others when they were stopped.",
         importance,
-        sampled_note,
-        of_survivors=True,
     ),
     Figure(
         "Slices",
         "Value against one parameter at a time; darker dots came later in the search.",
         slices,
         selection_note,
-        of_survivors=True,
     ),
     Figure(
         "Parallel coordinates",
@@ -620,7 +627,6 @@ FIGURES = (
         "the whole searched range, logarithmic where it was searched so.",
         parallel,
         sampled_note,
-        of_survivors=True,
     ),
     Figure(
         "Contours",

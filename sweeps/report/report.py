@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -79,9 +78,6 @@ def _trained_again(sweep: SweepData) -> Iterator[PageSection]:
 
 def _draw(sweep: SweepData, figure: Figure) -> PageSection:
     sentence, body = _drawn(sweep, figure)
-    if figure.of_survivors and sweep.survivors is not None:
-        note, again = _drawn(replace(sweep, compared=sweep.survivors), figure)
-        body += f"<h3>Survivors only</h3><p>{escape(note)}</p>\n{again}"
     return PageSection(figure.title, f"{figure.sentence} {sentence}".rstrip(), body)
 
 

@@ -19,6 +19,7 @@ from sweeps.engine.signals import Interruption
 from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
+from sweeps.ledger.ranking import front_so_far
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import SCRATCH
 from sweeps.reconcile.failure_policy import RepeatedFailure
@@ -101,7 +102,7 @@ def finalize_attempt(
     return SweepOutcome(
         exit_code=code,
         metrics=spec.metrics,
-        best=best,
+        best=front_so_far(trials, ledger.minimizes) if left else best,
         num_retryable=num_retryable(spec, trials),
         can_finish=len(best) == 1 and can_offer_finish(spec, best[0], trials),
         lost_weights=published.missing_weights,

@@ -95,9 +95,10 @@ class Race:
     """The result of a race so far.
 
     Attributes:
-        contenders: The most probable winner first.
+        contenders: The one with the least expected loss first.
         noise: The standard deviation over seeds of one configuration; None without two seeds.
-        tied: Whom the data cannot tell apart from the first, the first included.
+        tied: Whom the data cannot tell apart from the first, the first included: whose difference
+            is inside the noise over seeds, pooled over all.
         decided: Whether the first is the best with the probability asked for.
         level: What intervals and drops were made with.
     """
@@ -110,7 +111,7 @@ class Race:
 
     @property
     def leader(self) -> Contender:
-        """The most probable winner."""
+        """The one with the least expected loss."""
         return self.contenders[0]
 
     @property
@@ -143,9 +144,11 @@ def race(
     racing = _compare(table.finite[table.racing])
     dropped = _dropped(table, level)
     p_best = None if racing is None else table.spread(racing.p_best)
+    # Less is better, and whoever expects least to lose is the one to take.
+    expected = None if racing is None else table.spread(racing.expected)
     order = sorted(
         range(len(table.numbers)),
-        key=lambda row: (dropped[row], 0.0 if p_best is None else -p_best[row], row),
+        key=lambda row: (dropped[row], 0.0 if expected is None else expected[row], row),
     )
     return Race(
         contenders=tuple(
@@ -278,6 +281,9 @@ class _Comparison(NamedTuple):
     """The chance of each row to be the best, and to be as good as each other row."""
 
     p_best: Array
+    expected: Array
+    """The mean of each row over all draws, up to a constant: in their order are the losses that
+    are expected of choosing it."""
     as_good: Array
 
 
@@ -292,7 +298,7 @@ def _compare_bytes(content: bytes, shape: tuple[int, int]) -> _Comparison | None
         return None
     best = np.bincount(draws.argmin(axis=1), minlength=shape[0]) / len(draws)
     as_good = [(draws <= draws[:, [row]]).mean(axis=0) for row in range(shape[0])]
-    return _Comparison(best, np.array(as_good))
+    return _Comparison(best, draws.mean(axis=0), np.array(as_good))
 
 
 def _dropped(table: _Table, level: float) -> NDArray[np.bool_]:
@@ -325,14 +331,35 @@ def _tied(
     dropped: NDArray[np.bool_],
     level: float,
 ) -> list[int]:
-    """Return who is better than the first with a probability above the level, and the first."""
+    """Return whom neither the race nor the pooled noise tells apart from the first, and the first.
+
+    The noise is pooled over all configurations, and so is the estimate's number of degrees of
+    freedom: two seeds of each of two configurations have two.
+    """
     if racing is None:
         return [row for row in order if table.racing[row]]
     if not table.racing[order[0]]:
         return [order[0]]
     first = int(table.racing[: order[0]].sum())
     better = table.spread(racing.as_good[first])
-    return [row for row in order if better[row] > level and not dropped[row]]
+    noise = table.noise
+    assert noise is not None  # who is compared has two seeds
+    means = [_mean(one) for one in table.finite]
+    counts = np.isfinite(table.finite).sum(axis=1)
+
+    def is_inside(row: int) -> bool:
+        error = noise.sd * math.sqrt(1 / counts[row] + 1 / counts[order[0]])
+        freedom = noise.num_values - noise.num_configurations
+        rounding = _ROUNDING * abs(means[row])
+        return abs(means[row] - means[order[0]]) <= half_width(error, freedom, level) + rounding
+
+    return [
+        row
+        for row in order
+        if not dropped[row]
+        and table.racing[row]
+        and (row == order[0] or (better[row] > level and is_inside(row)))
+    ]
 
 
 def _contender(

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-_PER_COLUMN = 3
-"""So many trials for each coefficient, at least."""
-_DEGREES = (3, 2)
-"""Of the polynomials; the smaller one if there are few trials."""
+_FITS = ((3, 3), (2, 3), (2, 2))
+"""Degrees of the polynomials and the least trials for each coefficient: the first that fits."""
+_UNCLEAR = 0.05, 0.5
+"""An interval from below the first to above the second says nothing of a share."""
 _MOST_CROSSED = 8
 """Interactions are estimated among so many parameters, those with the largest effects alone."""
 _MOST_OPTIONS = 8
@@ -34,17 +34,26 @@ class Share:
     low: float
     high: float
     chance: float
-    """The probability of such coefficients if the share were 0 (Wald's chi-squared test)."""
+    """The probability of such coefficients if the share were 0 (F test)."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the interval says anything: not from nothing to more than half."""
+        return self.low > _UNCLEAR[0] or self.high < _UNCLEAR[1]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the share is known, and surely above 0."""
+        return self.is_known and self.low > 0
 
 
 @dataclass(frozen=True)
 class VarianceShares:
     """How the variance of a result divides among parameters."""
 
-    alone: Mapping[str, Share]
-    """What each parameter explains alone."""
-    total: Mapping[str, Share]
-    """What each explains alone and together with others. These shares overlap."""
+    shares: Mapping[str, Share]
+    """What each parameter explains, alone and with half of what it explains only together with
+    another one; the largest first. They add up to what all explain."""
     pairs: Mapping[tuple[str, str], Share]
     """What two parameters explain only together; the largest first."""
     explained: float
@@ -67,35 +76,42 @@ def variance_shares(
     and gives a parameter without effect a share, too. The result is replaced by its normal scores
     (van der Waerden, 1952): one diverged trial would outweigh all others.
 
-    A share is the sum of squares of its coefficients, less what chance adds to it; the intervals
-    are those of a quadratic form in normal variables, by its mean and variance.
+    A share is the sum of squares of its coefficients, less what chance adds to it; what two
+    parameters explain only together belongs to each by half (the Shapley value: Owen, "Sobol'
+    indices and Shapley value", SIAM/ASA Journal on Uncertainty Quantification 2, 2014). The
+    intervals are those of a quadratic form in normal variables, by its mean and variance.
     """
     import numpy
 
     count = len(values)
-    for degree in _DEGREES:
-        known = {key: _columns(one, degree) for key, one in places.items()}
-        columns = {key: one for key, one in known.items() if one is not None}
+    for degree, per_column in _FITS:
+        columns = _all_columns(places, degree)
         width = sum(one.shape[1] for one in columns.values())
-        if count >= _PER_COLUMN * (width + 1):
+        if count >= per_column * (width + 1):
             break
     else:
         return None
     if not columns or len(set(values)) < 3:
         return None
     scores = _normal_scores(values)
-    pairs = _pairs(columns, scores, room=count // _PER_COLUMN - width - 1)
+    pairs = _pairs(columns, scores, room=count // per_column - width - 1)
     parts: list[tuple[tuple[str, ...], Array]] = [((key,), one) for key, one in columns.items()]
     parts += [(pair, columns[pair[0]][:, :1] * columns[pair[1]][:, :1]) for pair in pairs]
     design = numpy.hstack([numpy.ones((count, 1)), *(one for _, one in parts)])
     fit = _Fit.of(design, scores, [name for name, one in parts for _ in range(one.shape[1])])
-    names = [name for name, _ in parts]
-    alone = {key: fit.share([(key,)]) for key in columns}
-    total = {key: fit.share([name for name in names if key in name]) for key in columns}
-    together = {pair: fit.share([pair]) for pair in pairs}
-    return VarianceShares(
-        _descending(alone), _descending(total), _descending(together), fit.explained, count
-    )
+    shares = {
+        key: fit.share([1 / len(owner) if key in owner else 0.0 for owner in fit.owners])
+        for key in columns
+    }
+    together = {pair: fit.share([float(owner == pair) for owner in fit.owners]) for pair in pairs}
+    return VarianceShares(_descending(shares), _descending(together), fit.explained, count)
+
+
+def least_count(places: Mapping[str, Sequence[float | str | None]]) -> int:
+    """Return how many results `variance_shares` needs for these parameters."""
+    degree, per_column = _FITS[-1]
+    columns = _all_columns(places, degree)
+    return per_column * (1 + sum(int(one.shape[1]) for one in columns.values()))
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,8 @@ class _Fit:
     variance: float
     """That of the whole result, over the whole space, with noise."""
     explained: float
+    freedom: int
+    """Of the noise."""
 
     @classmethod
     def of(cls, design: Array, scores: Array, owners: Sequence[tuple[str, ...]]) -> _Fit:
@@ -116,29 +134,33 @@ class _Fit:
 
         inverse = numpy.linalg.pinv(design.T @ design)
         solution = inverse @ design.T @ scores
-        free = max(1, len(scores) - numpy.linalg.matrix_rank(design))
+        free = max(1, len(scores) - int(numpy.linalg.matrix_rank(design)))
         noise = float(numpy.sum((scores - design @ solution) ** 2)) / free
         covariance = noise * inverse[1:, 1:]
         signal = float(numpy.sum(solution[1:] ** 2) - numpy.trace(covariance))
         whole = max(signal, 0.0) + noise
         explained = 1 - noise / float(numpy.var(scores, ddof=1))
-        return cls(owners, solution[1:], covariance, whole, max(0.0, float(explained)))
+        return cls(owners, solution[1:], covariance, whole, max(0.0, float(explained)), free)
 
-    def share(self, names: Sequence[tuple[str, ...]]) -> Share:
-        """Return the share of some parts together."""
+    def share(self, weights: Sequence[float]) -> Share:
+        """Return the share of the coefficients, each by its weight."""
         import numpy
+        from scipy.special import fdtrc
 
-        mine = [index for index, owner in enumerate(self.owners) if owner in names]
+        mine = numpy.flatnonzero(weights)
+        weight = numpy.array(weights)[mine]
         found, spread = self.coefficients[mine], self.covariance[numpy.ix_(mine, mine)]
-        square = float(found @ found - numpy.trace(spread))
-        known = max(0.0, float(found @ spread @ found))
-        error = math.sqrt(2 * float(numpy.sum(spread * spread)) + 4 * known)
+        weighted = weight[:, None] * spread
+        square = float(found @ (weight * found) - numpy.trace(weighted))
+        known = max(0.0, float((weight * found) @ spread @ (weight * found)))
+        error = math.sqrt(2 * float(numpy.sum(weighted * weighted.T)) + 4 * known)
         value, half = square / self.variance, 1.96 * error / self.variance
         low, middle, high = (
             float(min(max(x, 0.0), 1.0)) for x in (value - half, value, value + half)
         )
         statistic = max(0.0, float(found @ numpy.linalg.pinv(spread) @ found))
-        return Share(middle, low, high, chi_squared_tail(statistic, len(mine)))
+        chance = fdtrc(len(mine), self.freedom, statistic / len(mine))
+        return Share(middle, low, high, float(chance))
 
 
 _Name = TypeVar("_Name")
@@ -146,6 +168,13 @@ _Name = TypeVar("_Name")
 
 def _descending(shares: Mapping[_Name, Share]) -> dict[_Name, Share]:
     return dict(sorted(shares.items(), key=lambda item: -item[1].value))
+
+
+def _all_columns(
+    places: Mapping[str, Sequence[float | str | None]], degree: int
+) -> dict[str, Array]:
+    known = {key: _columns(one, degree) for key, one in places.items()}
+    return {key: one for key, one in known.items() if one is not None}
 
 
 def _columns(places: Sequence[float | str | None], degree: int) -> Array | None:
@@ -218,10 +247,3 @@ def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple
         key=lambda pair: strongest.index(pair[0]) + strongest.index(pair[1]),
     )
     return found[: max(0, room)]
-
-
-def chi_squared_tail(statistic: float, freedom: int) -> float:
-    """Return the probability that a chi-squared variable exceeds `statistic`."""
-    from scipy.special import chdtrc
-
-    return float(chdtrc(freedom, statistic))

@@ -77,7 +77,7 @@ def confirm(
     if before is not None:
         found = before.follow(view.records)
         same = replace(request, failures_from=before.failures_from) == before
-        if same and found.is_decided and not found.failed:
+        if same and found.has_ended and not found.failed:
             return None
     with document.attach_locations():
         options = replace(options, extra=leaders)
@@ -211,12 +211,12 @@ class ConfirmRequest:
 
     def is_done(self, trials: Sequence[TrialSummary]) -> bool:
         """Return whether it is decided: no run is left to train."""
-        return self.follow(trials).is_decided
+        return self.follow(trials).has_ended
 
     def most(self, trials: Sequence[TrialSummary]) -> int:
         """Return how many trials it adds at most, if no further leader is dropped."""
         found = self.follow(trials)
-        if found.is_decided:
+        if found.has_ended:
             return 0
         later = len(found.alive) * (self.seeds - 1 - found.needed[0][1])
         return len(self._without_open(found.needed, trials)) + later
@@ -235,7 +235,7 @@ class ConfirmRequest:
     def tags(self, trials: Sequence[TrialSummary]) -> dict[int | None, dict[str, str]]:
         """Return what it says of each leader, and who won; nothing until it is decided."""
         found = self.follow(trials)
-        return found.tags() if found.is_decided else {}
+        return found.tags() if found.has_ended else {}
 
     def rows(self, trials: Sequence[TrialSummary]) -> dict[int, Row]:
         """Return the metrics of each leader that was not out by a failure, once it is decided.
@@ -243,7 +243,7 @@ class ConfirmRequest:
         The step is the number of the last trial: a later confirmation has later steps.
         """
         found = self.follow(trials)
-        if not found.is_decided or found.race is None:
+        if not found.has_ended or found.race is None:
             return {}
         runs = [number for numbers in found.trials.values() for number in numbers]
         at_ms = max(trials[number].ended_ms or 0 for number in runs)
@@ -381,7 +381,7 @@ class Confirmation:
     """The comparison after the last complete seed; None before the first."""
 
     @property
-    def is_decided(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether no run is left to train."""
         return not self.needed
 
@@ -487,7 +487,7 @@ class ConfirmedTrial:
 
     number: int
     standing: Standing
-    """`first`: most probably the best; `tied`: the data cannot tell it apart from the first;
+    """`first`: the one to take; `tied`: the data cannot tell it apart from the first;
     `dropped`: it could not win any more; `failed`: a run did not succeed."""
     original: float
     """The value for which it was a leader."""
@@ -543,11 +543,11 @@ class ConfirmationResult:
     """The result of a confirmation, or how far it is."""
 
     metric: str
-    is_decided: bool
+    minimize: bool
+    has_ended: bool
     """Whether no run is left to train."""
-    reached: bool
-    """Whether the first is the best with the probability asked for."""
     until: float
+    """The probability of being the best at which it ends."""
     num_seeds: int
     """Under how many seeds the remaining leaders were trained so far."""
     max_seeds: int
@@ -562,17 +562,28 @@ class ConfirmationResult:
     gap: float
     """By how much the search's first trial looked better than its second."""
     cheaper: int | None
-    """Of leaders that cannot be told apart, the one whose runs took the least time."""
+    """One that cannot be told apart from the first, and whose runs take less time."""
+    newer: int | None
+    """A trial that ended later and looked better in the search than all leaders."""
+    newer_value: float | None
     leaders: Sequence[ConfirmedTrial]
-    """The most probable winner first; those that are out last."""
+    """The one with the least expected loss first; those that are out last."""
     word: str
     """What a report is called."""
 
     @property
     def first(self) -> ConfirmedTrial | None:
-        """The most probable winner; None while the race runs, or if every leader failed."""
+        """The one to take: that with the least expected loss.
+
+        None while the race runs, or if every leader failed.
+        """
         best = self.leaders[0]
-        return best if self.is_decided and best.standing == "first" else None
+        return best if self.has_ended and best.standing == "first" else None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it has ended, and no other leader is as good within the noise."""
+        return self.first is not None and not self.tied
 
     @property
     def tied(self) -> list[ConfirmedTrial]:
@@ -589,6 +600,7 @@ class ConfirmationResult:
         """Return the object that `--json` prints."""
         return {
             **{key: value for key, value in asdict(self).items() if key != "word"},
+            "is_decided": self.is_decided,
             "winner": self.first and self.first.number,
             "tied": [one.number for one in self.tied],
             "leaders": [
@@ -600,9 +612,10 @@ class ConfirmationResult:
     @cached_property
     def _words(self) -> list[str]:
         return [
+            *self._newer(),
             *self._verdict(),
-            *self._tie(),
-            *self._optimism(),
+            *self._cheaper(),
+            *self._expected(),
             *self._noise_floor(),
             *(f"Trial {one.number} is out: {one.why}." for one in self.leaders if one.why),
         ]
@@ -617,91 +630,83 @@ class ConfirmationResult:
 
     # -- sentences --------------------------------------------------------------------------------
 
+    def _newer(self) -> Iterator[str]:
+        if self.has_ended and self.newer is not None:
+            was = min if self.minimize else max
+            best = format_number(was(one.original for one in self.leaders))
+            yield (
+                f"Confirm again: trial {self.newer} ended later, and looked better in the search "
+                f"than all leaders ({format_number(self.newer_value)} against {best})."
+            )
+
     def _verdict(self) -> Iterator[str]:
         over = f"{_count(self.num_runs, 'run')} of {len(self.leaders)} leaders under "
         over += _count(self.num_seeds, "seed")
-        if not self.is_decided:
+        if not self.has_ended:
             known = f"{self.num_seeds} of at most {_count(self.max_seeds, 'seed')}"
             yield f"The confirmation has not ended: {_count(self.num_runs, 'run')}, {known}."
             return
         if self.first is None:
             yield f"No leader is confirmed: a run of each of the {len(self.leaders)} failed."
             return
-        first = self.first
+        first, tied = self.first, self.tied
         if first.p_best is None:
-            yield f"Trial {first.number} is the only leader left ({over})."
-        elif self.reached:
+            yield f"Take trial {first.number}, the only leader left ({over})."
+        elif not tied:
             chance = format_chance(first.p_best)
-            best = f"Trial {first.number} is the best of the leaders"
-            yield f"{best} with probability {chance} ({over})."
+            yield (
+                f"Take trial {first.number}: it is the best of the leaders with probability "
+                f"{chance} ({over})."
+            )
         else:
-            others = [
-                f"trial {one.number} {format_chance(one.p_best)}"
-                for one in self.leaders[1:3]
-                if one.p_best
-            ]
-            chances = ", ".join([f"trial {first.number} {format_chance(first.p_best)}", *others])
+            chances = [f"trial {one.number} {format_chance(one.p_best)}" for one in tied]
             yield (
-                f"No leader is the best with probability {self.until:g} ({over}); the most "
-                f"probable: {chances}."
+                f"Take trial {first.number}, of which the best {self.metric} is expected; "
+                f"{listed([f'trial {one.number}' for one in tied[1:]])} cannot be told apart from "
+                f"it. Probability of being the best: {listed(chances)} ({over})."
             )
 
-    def _tie(self) -> Iterator[str]:
-        if not self.is_decided or not self.tied:
-            return
-        numbers = listed([str(one.number) for one in self.tied])
+    def _cheaper(self) -> Iterator[str]:
         cheap = next((one for one in self.tied if one.number == self.cheaper), None)
-        if cheap is None:
-            known = all(one.seconds is not None for one in self.tied)
-            same = ": their runs take as long" if known else ""
-            yield f"Trials {numbers} cannot be told apart; take any of them{same}."
-            return
-        most = max(one.seconds or 0.0 for one in self.tied)
-        against = f"{format_seconds(cheap.seconds)} a run against {format_seconds(most)}"
-        yield (
-            f"Trials {numbers} cannot be told apart; take the cheapest: trial {cheap.number} "
-            f"({against})."
-        )
-
-    def _optimism(self) -> Iterator[str]:
-        for one in self.leaders[:1]:
-            if one.mean is None or one.standing == "failed":
-                return
-            spread = ""
-            if one.low is not None and one.high is not None:
-                spread = f" ({format_number(one.low)} to {format_number(one.high)}, {_LEVEL} %)"
-            mean = (
-                f"{self.metric} of trial {one.number} is {format_number(one.mean)}{spread} over "
-                f"{_count(len(one.values), 'seed')}"
-            )
-            if one.optimism is None:
-                yield f"{mean}."
-                return
-            how = "better" if one.optimism >= 0 else "worse"
-            share = one.optimism_share
-            much = format_number(abs(one.optimism))
-            if share is not None and abs(share) < 10:
-                much += f" ({100 * abs(share):.2g} %)"
-            after = f", stopped at {self.word} {one.original_epoch}" if one.was_pruned else ""
+        if cheap is not None and self.first is not None:
             yield (
-                f"{mean}; the search saw {format_number(one.original)}{after}: it looked {much} "
-                f"{how} than it is."
+                f"Trial {cheap.number} may be as good, and trains faster: "
+                f"{format_seconds(cheap.seconds)} a run against "
+                f"{format_seconds(self.first.seconds)}."
             )
+
+    def _expected(self) -> Iterator[str]:
+        one = self.leaders[0]
+        if one.mean is None or one.standing == "failed":
+            return
+        spread = ""
+        if one.low is not None and one.high is not None:
+            spread = f" ({format_number(one.low)} to {format_number(one.high)}, {_LEVEL} %)"
+        mean = (
+            f"Expect {self.metric} {format_number(one.mean)}{spread} of trial {one.number}, its "
+            f"mean over {_count(len(one.values), 'seed')}"
+        )
+        if one.optimism is None:
+            yield f"{mean}."
+            return
+        after = f" (stopped at {self.word} {one.original_epoch})" if one.was_pruned else ""
+        share = one.optimism_share
+        how = "better" if one.optimism >= 0 else "worse"
+        much = format_number(abs(one.optimism))
+        if share is not None and abs(share) < 10:
+            much = f"{100 * abs(share):.2g} %"
+        yield f"{mean}; in the search it had {format_number(one.original)}{after}, {much} {how}."
 
     def _noise_floor(self) -> Iterator[str]:
         if self.noise is None:
             yield "How far seeds spread is not known: that needs two runs of one configuration."
             return
         what = "initial weights, order and split" if self.splits else "initial weights and order"
-        sentence = (
-            f"One configuration spreads by {format_number(self.noise)} over seeds of {what} "
-            f"(standard deviation, from {_count(self.noise_runs, 'run')}); the search's first two "
-            f"trials differed by {format_number(self.gap)}"
+        yield (
+            f"The same configuration varies by {format_number(self.noise)} from seed to seed "
+            f"(standard deviation over {what}, from {_count(self.noise_runs, 'run')}); the "
+            f"search's two best trials were {format_number(self.gap)} apart."
         )
-        if self.noise > 0:
-            below = "less than" if self.gap < self.noise else "more than"
-            sentence += f", {below} that"
-        yield f"{sentence}."
 
 
 def find_confirmation(view: SweepView) -> ConfirmationResult | None:
@@ -722,7 +727,7 @@ def confirmed_trial(view: SweepView) -> TrialSummary:
     command = view.paths.command("confirm")
     if found is None:
         raise NoBest(f"no trial of sweep '{name}' is confirmed; confirm its best with: {command}")
-    if not found.is_decided:
+    if not found.has_ended:
         raise NoBest(
             f"the confirmation of sweep '{name}' has not ended; continue it with: {command}"
         )
@@ -752,18 +757,10 @@ def summarize(
     leaders = [_leader(found, result, trials, number) for number in _order(found, result)]
     noise = None if result is None else result.noise
     first, second = (trials[number].value or 0.0 for number in request.leaders[:2])
-    tied = [one for one in leaders if one.standing in ("first", "tied")]
-    timed = [one for one in tied if one.seconds is not None]
-    cheaper = None
-    if found.is_decided and len(tied) == len(timed) > 1:
-        least, *_, most = sorted(timed, key=lambda one: one.seconds or 0.0)
-        short, long = least.seconds or 0.0, most.seconds or 0.0
-        if short < min(_CHEAPER * long, long - _TIMING_NOISE):
-            cheaper = least.number
+    newer = _newer(request, trials)
     return ConfirmationResult(
         metric=spec.metrics[0],
-        is_decided=found.is_decided,
-        reached=result is not None and result.decided,
+        has_ended=found.has_ended,
         until=request.until,
         num_seeds=found.num_seeds,
         max_seeds=request.seeds,
@@ -772,10 +769,35 @@ def summarize(
         noise=noise.sd if noise else None,
         noise_runs=noise.num_values if noise else 0,
         gap=(second - first) * (1 if request.minimize else -1),
-        cheaper=cheaper,
+        minimize=request.minimize,
+        cheaper=_cheaper(leaders) if found.has_ended else None,
+        newer=None if newer is None else newer.number,
+        newer_value=None if newer is None else newer.value,
         leaders=leaders,
         word=spec.budget.report_word,
     )
+
+
+def _cheaper(leaders: Sequence[ConfirmedTrial]) -> int | None:
+    """Return the tied leader whose runs take least, if clearly less than those of the first."""
+    seconds = {one.number: one.seconds for one in leaders if one.standing in ("first", "tied")}
+    known = {number: value for number, value in seconds.items() if value is not None}
+    first = known.get(leaders[0].number)
+    if first is None:
+        return None
+    least = min(known, key=known.__getitem__)
+    return least if known[least] < min(_CHEAPER * first, first - _TIMING_NOISE) else None
+
+
+def _newer(request: ConfirmRequest, trials: Sequence[TrialSummary]) -> TrialSummary | None:
+    """Return the best trial, if it is better in the search than every leader was."""
+    ranked = ranking(trials, minimize=request.minimize)
+    leaders = [json.dumps(trials[number].params, sort_keys=True) for number in request.leaders]
+    if not ranked or json.dumps(ranked[0].params, sort_keys=True) in leaders:
+        return None
+    values = [value for number in request.leaders if (value := trials[number].value) is not None]
+    best, sign = ranked[0], 1 if request.minimize else -1
+    return best if all(sign * (best.value or 0.0) < sign * value for value in values) else None
 
 
 def as_series_result(

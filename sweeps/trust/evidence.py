@@ -1,20 +1,15 @@
-"""What the trials of a sweep say, in numbers: regions, effects, noise, and which of them compare.
+"""What the trials of a sweep say, in numbers: bad regions, bounds, and noise.
 
-Effects are by ranks: values often span orders of magnitude, and one diverged trial would outweigh
-all others. And without NumPy, whose import takes longer than `sweep status` may. What must not
-live here: sentences (`findings`, the cards of `audit`), changes of the space (`next_search`),
-importance by fANOVA (`report.figures`), and drawing.
+What must not live here: sentences (`findings`, the cards of `audit`), changes of the space
+(`next_search`), what mattered (`importance`), and drawing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, Protocol
 
-from sweeps.ledger.ranking import value_of
 from sweeps.spec.space import (
     Choice,
     Distribution,
@@ -25,8 +20,6 @@ from sweeps.spec.space import (
     Uniform,
     is_number,
 )
-from sweeps.spec.spec import SweepSpec
-from sweeps.statistics.variance_shares import chi_squared_tail
 from sweeps.view.sweep_view import SweepView
 
 _FEWEST = 5
@@ -170,76 +163,6 @@ def ends(distribution: Distribution) -> tuple[float, float]:
     return low, high
 
 
-FEWEST_TRIALS = 12
-"""With fewer trials, no effect is estimated."""
-_MOST_GROUPS = 5
-_TRIALS_PER_GROUP = 8
-
-
-class RankEffect(NamedTuple):
-    """The effect of one parameter on the ranking of trials."""
-
-    share: float
-    """The share of the variance in rank that the parameter explains, from 0 to 1."""
-    chance: float
-    """The probability of such a share if the parameter had no effect."""
-    num_trials: int
-
-
-def rank_effects(
-    values: Mapping[int, float], params: Mapping[int, Mapping[str, Any]], keys: Sequence[str]
-) -> dict[str, RankEffect]:
-    """Return the effect of each parameter that has more than one value, the largest first."""
-    found = {}
-    for key in keys:
-        pairs = [(params[n][key], value) for n, value in values.items() if key in params[n]]
-        if len(pairs) >= FEWEST_TRIALS and (effect := _effect(pairs)) is not None:
-            found[key] = effect
-    return dict(sorted(found.items(), key=lambda item: -item[1].share))
-
-
-def _effect(pairs: Sequence[tuple[Any, float]]) -> RankEffect | None:
-    """Compare the ranks between groups of similar parameter values (Kruskal-Wallis test)."""
-    ranks = _ranks([value for _, value in pairs])
-    groups: dict[Hashable, list[float]] = {}
-    for group, rank in zip(_groups([param for param, _ in pairs]), ranks, strict=True):
-        groups.setdefault(group, []).append(rank)
-    count, mean = len(ranks), fmean(ranks)
-    total = sum((rank - mean) ** 2 for rank in ranks)
-    if not 1 < len(groups) < count or total == 0:
-        return None
-    between = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups.values())
-    statistic = (count - 1) * between / total
-    # Epsilon squared: groups without an effect have a share of 0 on average.
-    share = (statistic - len(groups) + 1) / (count - len(groups))
-    chance = chi_squared_tail(statistic, len(groups) - 1)
-    return RankEffect(min(max(share, 0.0), 1.0), chance, count)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal values share their mean rank."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for index in order[start:end]:
-            ranks[index] = (start + end - 1) / 2
-        start = end
-    return ranks
-
-
-def _groups(params: Sequence[Any]) -> list[Hashable]:
-    """Return the group of each value: the value itself, or its quantile if there are many."""
-    count = max(3, min(_MOST_GROUPS, len(params) // _TRIALS_PER_GROUP))
-    if len(set(map(repr, params))) <= count or not all(map(is_number, params)):
-        return [repr(param) for param in params]
-    size = len(params) / count
-    return [int(rank / size) for rank in _ranks(params)]
-
-
 _LEVEL = 0.05
 
 
@@ -276,96 +199,3 @@ def chance_difference(view: SweepView) -> float | None:
         return None
     error = floor.sd * math.sqrt(2 / view.spec.repeats.seeds)
     return half_width(error, floor.freedom, _LEVEL)
-
-
-_ENOUGH = 10
-"""A figure over two parameters needs about this many trials."""
-
-
-@dataclass(frozen=True)
-class ComparableTrials:
-    """Trials compared at one epoch."""
-
-    epoch: int
-    """0 if no trial has a value."""
-    values: Mapping[int, float]
-    """The value up to that epoch, as `select` defines it, by the number of the trial."""
-    target: str
-    """The name of the values, for an axis."""
-    sentence: str
-    """A description of the selection, for the reader."""
-
-
-def compare_all(
-    spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
-) -> ComparableTrials:
-    """Select all trials, at the last epoch that every ended trial reached."""
-    finite = _finite_curves(states, curves)
-    ended = [max(c) for n, c in finite.items() if states[n] in ("complete", "pruned")]
-    # with early stopping, the lowest rung at which a trial was stopped
-    epoch = min(ended or [max(curve) for curve in finite.values()], default=0)
-    values = _values_by(spec, finite, epoch)
-    if not values:
-        return ComparableTrials(0, {}, spec.metrics[0], "")
-    counted = f"Drawn from {_count(len(values))}, each with its {_which(spec)}"
-    word = spec.budget.report_word
-    if epoch == spec.budget.reports:
-        return ComparableTrials(epoch, values, spec.metrics[0], f"{counted}.")
-    sentence = f"{counted} up to {word} {epoch}, the last that every ended trial reached."
-    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by {word} {epoch}", sentence)
-
-
-def compare_survivors(
-    spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
-) -> ComparableTrials:
-    """Select the trials at the latest epoch that ten trials reached, or all if there are fewer."""
-    finite = _finite_curves(states, curves)
-    ends = sorted(map(max, finite.values()), reverse=True)
-    if not ends:
-        return ComparableTrials(0, {}, spec.metrics[0], "")
-    epoch = ends[min(_ENOUGH, len(ends)) - 1]
-    values = _values_by(spec, finite, epoch)
-    counted = f"Drawn from {_count(len(values))} that reached"
-    word = spec.budget.report_word
-    if epoch == spec.budget.reports:
-        sentence = f"{counted} the last {word}."
-        return ComparableTrials(epoch, values, spec.metrics[0], sentence)
-    further = sum(end > epoch for end in ends)
-    sentence = (
-        f"{counted} {word} {epoch}, each with its {_which(spec)} up to there; {further} of "
-        "them went further."
-    )
-    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by {word} {epoch}", sentence)
-
-
-def _finite_curves(
-    states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
-) -> dict[int, dict[int, float]]:
-    """Return the finite values of the trials that did not fail and have one."""
-    found = {
-        number: {epoch: value for epoch, value in curves[number].items() if math.isfinite(value)}
-        for number, state in states.items()
-        if state != "failed"
-    }
-    return {number: curve for number, curve in found.items() if curve}
-
-
-def _values_by(
-    spec: SweepSpec, curves: Mapping[int, Mapping[int, float]], epoch: int
-) -> dict[int, float]:
-    """Return the value of each trial by an epoch that it reached, as if it had ended there."""
-    minimize, found = spec.modes[0] == "min", {}
-    for number, curve in curves.items():
-        until = {at: (value,) for at, value in curve.items() if at <= epoch}
-        value = value_of(until, minimize=minimize, select=spec.select)
-        if value is not None and epoch <= max(curve):
-            found[number] = value[0]
-    return found
-
-
-def _which(spec: SweepSpec) -> str:
-    return f"{'last' if spec.select == 'final' else 'best'} {spec.metrics[0]}"
-
-
-def _count(number: int) -> str:
-    return "1 trial" if number == 1 else f"{number} trials"

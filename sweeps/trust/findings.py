@@ -16,34 +16,34 @@ from typing import Any, NamedTuple
 
 from sweeps.errors import NO_SUCCESS, LedgerError
 from sweeps.formatting import format_number, format_reason, format_value, listed
-from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.stop_criteria import is_stopped_early
 from sweeps.spec.own_values import own_values
 from sweeps.spec.space import is_number
-from sweeps.stopping.metric_values import first_value
+from sweeps.statistics.variance_shares import VarianceShares
 from sweeps.stopping.patience import BY_PATIENCE
-from sweeps.stopping.seed_means import over_seeds
 from sweeps.trust.evidence import (
     BadRegion,
-    ComparableTrials,
     NearBound,
-    RankEffect,
     bad_regions,
     chance_difference,
-    compare_all,
     near_bounds,
-    rank_effects,
+)
+from sweeps.trust.importance import (
+    as_numbers,
+    ended_places,
+    importance_of,
+    importance_sentence,
+    percent,
+    search_curves,
 )
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_view import SweepView
 from sweeps.view.usage import usage
 
-_CHANCE = 0.05
-"""The probability that chance alone would show an effect of any parameter."""
 _FEWEST_FOR_MEDIAN = 5
 _MOST_REGIONS, _MOST_BOUNDS, _MOST_REASONS = 2, 1, 2
 _LONGEST_REASON = 160
@@ -67,12 +67,16 @@ class Findings:
     sentences: Sequence[Finding]
     overrides: Sequence[str]
     """Overrides of `sweep resume` that continue a finished sweep; none if it cannot continue."""
+    importance: VarianceShares | None = None
+    """What mattered; None if too few trials have ended to tell."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the `findings` of `sweep status --json`."""
         return {
             "sentences": [one._asdict() for one in self.sentences],
             "resume_with": list(self.overrides),
+            "importance": self.importance
+            and {key: as_numbers(one) for key, one in self.importance.shares.items()},
         }
 
     @property
@@ -117,13 +121,7 @@ class _Evidence:
     def __init__(self, view: SweepView) -> None:
         self.view, self.spec, self.records = view, view.spec, of_search(view.records)
         self.metric, self.minimize = self.spec.metrics[0], view.ledger.minimize
-        self.curves: Mapping[int, Mapping[int, float]] = view.ledger.reports()
-        if self.spec.repeats.seeds > 1:
-            seeds = over_seeds(self.curves, origins(view.records), self.spec.repeats.combine)
-            self.curves = {
-                number: {epoch: first_value(value) for epoch, value in one.items()}
-                for number, one in seeds.items()
-            }
+        self.curves = search_curves(view)
         self.names = short_names(list(self.spec.space))
         # A pruned trial and the one that finishes it are one point; the finished one counts.
         finished = {one.finishes for one in view.records if one.has_result}
@@ -146,28 +144,24 @@ class _Evidence:
         ]
         finished = self.view.state == "finished"
         more = next_overrides(self.view, regions, bounds) if finished else ()
-        return Findings(sentences, more)
+        return Findings(sentences, more, self.importance)
 
     # -- numbers ----------------------------------------------------------------------------------
 
     @cached_property
-    def compared(self) -> ComparableTrials:
-        states = {
-            one.number: one.over_seeds.state if one.over_seeds else self.view.trial_state(one)
-            for one in self.records
-        }
-        return compare_all(self.spec, states, self.curves)
+    def importance(self) -> VarianceShares | None:
+        return importance_of(self.view)
+
+    @cached_property
+    def places(self) -> Mapping[int, float]:
+        """The place of each ended trial in the final order."""
+        return ended_places(self.view)
 
     @cached_property
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         """The parameters of each trial; none for a population, whose trials change theirs."""
         changed = self.spec.early_stopping.rule.is_population
         return {} if changed else {record.number: record.params for record in self.records}
-
-    @cached_property
-    def effects(self) -> Mapping[str, RankEffect]:
-        values = self.compared.values if self.params else {}
-        return rank_effects(values, self.params, list(self.spec.space))
 
     @cached_property
     def regions(self) -> tuple[list[BadRegion], str]:
@@ -196,11 +190,10 @@ class _Evidence:
             yield f"were stopped at {word} {first}", at_first | failed, ended
             yield "were stopped early", set(stopped) | failed, ended
         yield "failed", failed, ended
-        values, epoch = self.compared.values, self.compared.epoch
-        if len(values) > 1:
-            middle = median(values.values())
-            worse = {n for n, v in values.items() if (v > middle if self.minimize else v < middle)}
-            yield f"were in the worse half at {word} {epoch}", worse, set(values)
+        if self.places:
+            middle = median(self.places.values())
+            worse = {number for number, at in self.places.items() if at > middle}
+            yield "ended in the worse half", worse, set(self.places)
 
     # -- sentences --------------------------------------------------------------------------------
 
@@ -259,22 +252,21 @@ class _Evidence:
             if mine is not None and theirs is not None:
                 against = _against(mine, theirs)
                 return f"; at {word} {epoch} it had {format_number(mine)}: {against} {who}"
-        values, epoch = self.compared.values, self.compared.epoch
-        number = best.search_number  # of the trial that it finishes, which was compared
-        if number not in values or len(values) < _FEWEST_FOR_MEDIAN:
+        whole = [
+            one.value for one in self.ranked if one.state == "complete" and one.value is not None
+        ]
+        if len(whole) < _FEWEST_FOR_MEDIAN or best.value is None:
             return ""
-        mine = values[number]
-        against = _against(mine, median(values.values()))
-        who = f"the median of {len(values)} trials (none has the spec's own values)"
-        at = "" if mine == best.value else f" by {word} {epoch} it had {format_number(mine)}:"
-        return f"{';' if at else ':'}{at} {against}, {who}"
+        against = _against(best.value, median(whole))
+        who = f"the median of {len(whole)} trials that trained to the end"
+        return f": {against}, {who} (none has the spec's own values)"
 
     def _uncertainty(self) -> str:
         """Return how much seeds alone change the difference of two values."""
         found = chance_difference(self.view)
         if found is None:
             return "; one training of each, so that seeds may have made a part of it"
-        return f"; seeds alone make differences up to {format_number(found)} in 95 of 100 pairs"
+        return f"; a difference up to {format_number(found)} may come from the seeds alone (95 %)"
 
     def _has_own_values(self, record: TrialSummary) -> bool:
         own, params = self._own_values, record.best_params
@@ -294,26 +286,9 @@ class _Evidence:
             )
 
     def _importance(self) -> Iterator[Finding]:
-        if not self.effects:
-            return
-        limit = _CHANCE / len(self.effects)
-        clear = {key: one for key, one in self.effects.items() if one.chance < limit}
-        unclear = listed([self.names[key] for key in self.effects if key not in clear])
-        num = max(one.num_trials for one in self.effects.values())
-        at = f"{self.spec.budget.report_word} {self.compared.epoch}"
-        where = f"{self.metric} among {num} trials at {at}"
-        if not clear:
-            yield Finding("importance", f"No clear effect of {unclear} on {where}.")
-            return
-        first, *rest = clear
-        sentence = f"{self.names[first]} mattered most: alone it explains "
-        sentence += f"{_percent(clear[first].share)} of the ranking by {where}"
-        if rest:
-            also = [f"{self.names[key]} {_percent(clear[key].share)}" for key in rest]
-            sentence += f", {listed(also)}"
-        if unclear:
-            sentence += f"; no clear effect of {unclear}"
-        yield Finding("importance", f"{sentence}.")
+        if self.importance is not None:
+            sentence = importance_sentence(self.importance, self.names, self.metric)
+            yield Finding("importance", sentence)
 
     def _region(self, region: BadRegion) -> Finding:
         name, value = self.names[region.key], format_value(region.value)
@@ -349,7 +324,7 @@ class _Evidence:
             "epochs",
             f"{len(ended)} trial{'s' * (len(ended) > 1)} trained {trained} of {possible} "
             f"{self.spec.budget.report_word}s: early stopping saved "
-            f"{_percent(1 - trained / possible)}.",
+            f"{percent(1 - trained / possible)}.",
         )
 
     def _failures(self) -> Iterator[Finding]:
@@ -381,12 +356,8 @@ def _against(mine: float, other: float) -> str:
         return f"equal to {format_number(other)}"
     word = "lower" if mine < other else "higher"
     share = abs(mine - other) / other if other > 0 and mine >= 0 else 0.0
-    much = f"{_percent(share)} " if 0.005 <= share < 10 else ""
+    much = f"{percent(share)} " if 0.005 <= share < 10 else ""
     return f"{much}{word} than {format_number(other)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _same(own: object, value: object) -> bool:

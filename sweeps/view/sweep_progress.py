@@ -92,7 +92,7 @@ def best_name(spec: SweepSpec) -> str:
 
 
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
-    """Return the trial with the best value of the first metric; see `ledger.ranking.front`."""
+    """Return the trial with the best value so far of the first metric; see `ledger.ranking`."""
     found = best_with_value(rows, spec)
     return found and found[0]
 
@@ -111,10 +111,16 @@ def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow
         values = [
             (row, row.metrics[name])
             for row in rows
-            if row.role in COUNTED and has_result(row.state, spec.select) and name in row.metrics
+            if row.role in COUNTED and _counts(row, spec) and name in row.metrics
         ]
     finite = [one for one in values if math.isfinite(one[1])]
     return min(finite, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)
+
+
+def _counts(row: TrialRow, spec: SweepSpec) -> bool:
+    """Return whether a trial counts among the best so far; see `Trial.has_result_so_far`."""
+    unended = row.state not in ENDINGS and spec.select == "checkpoint"
+    return unended or has_result(row.state, spec.select)
 
 
 def _seeds(rows: Sequence[TrialRow]) -> dict[int, list[TrialRow]]:
@@ -129,10 +135,11 @@ def _seeds(rows: Sequence[TrialRow]) -> dict[int, list[TrialRow]]:
 
 
 def in_order(rows: Sequence[TrialRow], best: TrialRow | None) -> list[TrialRow]:
-    """Return the running trials, then the best one, then the newest others."""
+    """Return the running trials, then the best one if it is none of these, then the newest."""
     running = sorted((r for r in rows if r.state == "running"), key=lambda row: row.number)
     others = [row for row in rows if row.state != "running" and row is not best]
-    return [*running, *([best] if best else []), *sorted(others, key=lambda row: -row.changed)]
+    apart = [best] if best and best.state != "running" else []
+    return [*running, *apart, *sorted(others, key=lambda row: -row.changed)]
 
 
 class SweepProgress:

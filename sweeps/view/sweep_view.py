@@ -18,6 +18,7 @@ from typing import Any
 from sweeps.errors import NO_SUCCESS, LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
+from sweeps.ledger.ranking import front_so_far
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import TrialSummary, of_search
@@ -190,7 +191,7 @@ class SweepView:
         return SweepOutcome(
             exit_code=NO_SUCCESS if failure else 0,
             metrics=self.spec.metrics,
-            best=best,
+            best=self.best_so_far(),
             num_retryable=num_retryable(self.spec, self.records),
             can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
             lost_weights=self.lost_weights(*best),
@@ -201,6 +202,10 @@ class SweepView:
             failure=failure,
             waiting=Waiting(notifications=self.undelivered),
         )
+
+    def best_so_far(self) -> list[TrialSummary]:
+        """Return the best trials, those that have not ended included; none without a value."""
+        return front_so_far(self.records, self.ledger.minimizes)
 
     def finish_command(self, record: TrialSummary) -> str | None:
         """Return the command that trains a pruned trial to its end; None if none is offered."""
@@ -268,7 +273,7 @@ class SweepView:
                 "value": one.result,
                 "params": configured(self.spec.space, one.best_params),
             }
-            for one in self.ledger.front()
+            for one in self.best_so_far()
         ]
         return {
             "name": self.paths.name,

@@ -60,6 +60,7 @@ class Usage:
         planned: What was planned before the first trial; None before it.
         extra: How many of the trials that started train the point of another one again, beside the
             search.
+        extra_epochs: The reports that these made.
     """
 
     report_word: str
@@ -75,6 +76,7 @@ class Usage:
     saved_device_seconds: Total
     planned: dict[str, Any] | None
     extra: int = 0
+    extra_epochs: int = 0
 
     @property
     def device(self) -> str:
@@ -112,7 +114,8 @@ class Usage:
             planned = plan["trials"]
             count = f" for {planned:,} trial{'s' * (planned != 1)}; {self.trials:,} started"
             if self.extra:
-                count += f", {self.extra:,} of them beside the search"
+                count += f", {self.extra:,} of them beside the search and the plan, with "
+                count += f"{self.extra_epochs:,} {self.report_word}s"
         sentence += f"; planned: about {plan['expected_epochs']:,.0f} {self.report_word}s"
         if plan["seconds"] is not None:
             hours = format_device_hours(plan["device_seconds"], plan["device"])
@@ -156,6 +159,7 @@ def usage(view: SweepView) -> Usage:
 
     gpu = _total(started, lambda one: one.gpu_seconds)
     on_device = rate(lambda one: one.gpu_seconds if gpu.value else one.cpu_seconds)
+    extra = [one for one in started if one.role in ORIGIN_COLUMNS]
     return Usage(
         report_word=view.spec.budget.report_word,
         trials=len(started),
@@ -169,7 +173,8 @@ def usage(view: SweepView) -> Usage:
         saved_seconds=_total(stopped, rate(lambda one: one.seconds)),
         saved_device_seconds=_total(stopped, on_device),
         planned=view.ledger.plan,
-        extra=sum(one.role in ORIGIN_COLUMNS for one in started),
+        extra=len(extra),
+        extra_epochs=sum(trained[one.number] for one in extra),
     )
 
 

@@ -22,6 +22,7 @@ from tests.bench.table import Goal, Result, alone, not_measured, size
 from tests.bench.trust_audit import FAULTS, SOUND_KINDS, verdicts
 from tests.bench.trust_confirm import PLANS, Choice, as_recorded, choices
 from tests.bench.trust_digits import digits_table
+from tests.bench.trust_effects import mattered
 from tests.bench.trust_tables import Table, make_tables, read_tables
 
 _SWEEPS = 60
@@ -31,9 +32,9 @@ _SEED = 37
 
 
 def trust(repeats: int) -> list[Result]:
-    """Both parts; the sweeps are the repeats."""
+    """All parts; the sweeps are the repeats."""
     del repeats
-    return confirmed() + audited()
+    return confirmed() + mattered() + audited()
 
 
 def confirmed() -> list[Result]:

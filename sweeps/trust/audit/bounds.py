@@ -16,7 +16,6 @@ from sweeps.spec.space import Distribution
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, top_fifth
-from sweeps.trust.audit.effects import shares_of
 from sweeps.trust.evidence import NearBound, Side, ends, near_bounds, place
 
 _card = partial(Card, "bounds", "Do the best trials lie at a bound of the space?")
@@ -117,12 +116,11 @@ def _acting(
     data: AuditData, ranked: list[AuditTrial], leaders: list[AuditTrial]
 ) -> Callable[[_AtEnd], bool]:
     """Return whether the parameter of a range has an effect."""
-    shares = shares_of(data)
+    found = data.importance
 
     def acts(one: _AtEnd) -> bool:
-        if shares is not None and one.bound.key in shares.total:
-            alone, total = shares.alone[one.bound.key], shares.total[one.bound.key]
-            return min(alone.chance, total.chance) < _NO_EFFECT
+        if found is not None and one.bound.key in found.shares:
+            return found.shares[one.bound.key].chance < _NO_EFFECT
         inside = one.leaders + one.others
         # Too few trials for the effects: the best fifth must lie there more often than others. A
         # sampler that learns crowds its later, better trials also where nothing has an effect.

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.spec.space import Distribution
 from sweeps.trust.evidence import BadRegion, NearBound
+from sweeps.trust.importance import final_places, importance
 
 if TYPE_CHECKING:
     from sweeps.statistics.common_seeds import NoiseFloor
+    from sweeps.statistics.variance_shares import VarianceShares
 
 Continue = Callable[[Sequence[BadRegion], Sequence[NearBound]], Sequence[str]]
 
@@ -142,10 +144,26 @@ class AuditData:
         """The parameters by trial; none if trials changed theirs."""
         return {} if self.population else {t.number: t.params for t in self.trials}
 
+    @cached_property
+    def places(self) -> dict[int, float]:
+        """The place of each trial that did not fail in the final order."""
+        # Without curves, the values of whole trainings are compared.
+        curves = {
+            t.number: t.curve or {1: math.nan if t.value is None else t.value}
+            for t in self.trials
+            if t.state != "failed"
+        }
+        return final_places(curves, minimize=self.minimize, final=self.select_final)
+
+    @cached_property
+    def importance(self) -> VarianceShares | None:
+        """What mattered; None if too few trials tell."""
+        return importance(self.space, self.params, self.places) if self.params else None
+
     def comparable(self) -> tuple[int, dict[int, float]]:
         """Return the last report that all ended trials made, and their losses by it, by number."""
         sound = [t for t in self.trials if not t.diverged and t.value is not None]
-        # As `evidence.compare_all`: with early stopping, the lowest rung at which one was stopped.
+        # With early stopping, the lowest rung at which one was stopped.
         at = min((t.end for t in sound), default=0)
         if at == 0:  # without curves, the values of whole trainings are compared
             return 0, {t.number: self.loss(t.value or 0.0) for t in sound}

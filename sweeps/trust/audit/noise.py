@@ -97,8 +97,8 @@ def _by_floor(data: AuditData, floor: NoiseFloor, numbers: Sequence[int]) -> Car
     half = _half_width(floor, 2)
     evidence = (
         f"Trials {first.number} and {second.number} are {format_number(gap)} apart in "
-        f"{data.metric}, each from one seed, where seeds alone make differences up to "
-        f"{format_number(half)} in 95 of 100 pairs; {_floor(floor)}."
+        f"{data.metric}, each from one seed; a difference up to {format_number(half)} may come "
+        f"from the seeds alone (95 %); {_floor(floor)}."
     )
     return _verdict(floor, gap, half, (first.number, second.number), evidence)
 
@@ -130,7 +130,9 @@ def _verdict(
     # Two tests of the same seeds may differ; a confirmation has the last word.
     if gap > half if tied is None else len(tied) == 1:
         return _card("pass", evidence, figure)
-    remedy = f"train trials {trials[0]} and {trials[1]} under more seeds, or take the cheaper one"
+    remedy = (
+        f"train trials {trials[0]} and {trials[1]} under more seeds, or take trial {trials[0]}"
+    )
     return _card("warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
 
 

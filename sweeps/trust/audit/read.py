@@ -23,6 +23,7 @@ from sweeps.trust.audit.data import AuditData, AuditTrial, Clipping, Continue
 from sweeps.trust.audit.registry import audit
 from sweeps.trust.evidence import seed_values
 from sweeps.trust.findings import short_names, status_with_findings
+from sweeps.trust.importance import search_curves
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.sweep_view import SweepView
 from trainable.store.metrics_file import FILE_NAME
@@ -97,7 +98,7 @@ def status_with_audit(view: SweepView) -> dict[str, Any]:
 
 def audit_data(view: SweepView) -> AuditData:
     """Return what the cards look at."""
-    spec, curves = view.spec, view.ledger.reports()
+    spec, curves = view.spec, search_curves(view)
     rule, reports = spec.early_stopping.rule, spec.budget.reports
     rungs = rule.rungs(reports)
     finished = {
@@ -112,7 +113,7 @@ def audit_data(view: SweepView) -> AuditData:
             state=record.state,
             params=record.best_params,
             value=record.value,
-            curve=curves.get(record.number, {}),
+            curve=curves[record.number],
             counts=record.has_result,
             stopped_early=is_stopped_early(record),
             # The last bracket of HyperBand stops no trial, either.

@@ -118,7 +118,7 @@ def test_confirmation_takes_configurations(tmp_path: Path) -> None:
     before = [(one.number, one.over_seeds) for one in made.ledger.trials()]
     runs = run(made, lambda leader, seed: 0.5 + leader / 10 + seed / 100)
     assert runs[:2] == [(3, 0), (0, 0)]
-    assert found(made).is_decided
+    assert found(made).has_ended
     after = made.ledger.trials()
     assert [(one.number, one.over_seeds) for one in after[: len(before)]] == before
     assert made.view.num_trials == 6 + len(runs) + 3  # one more configuration may come

@@ -61,6 +61,19 @@ def test_each_new_best_is_notified_once(made: MadeSweep) -> None:
     assert body["text"].startswith("small: trial 2 is the best so far: val/loss 0.4 (train.opt")
 
 
+def test_ended_trial_is_not_the_best_while_a_running_one_is_better(made: MadeSweep) -> None:
+    queued = Queued()
+    notifier = _notifier(made, queued)
+    running = made.add(None, 0.3)
+    _end(made, notifier, "complete", 0.5)
+    assert queued.events == []
+    notifier.sweep_ended("INTERRUPTED", None)
+    assert queued.events == [("stopped", running)]
+    made.ledger.finish(running, "complete")
+    notifier.trial_ended(running)
+    assert queued.events[1:] == [("new_best", running)]
+
+
 def test_resumed_driver_repeats_no_event(made: MadeSweep) -> None:
     queued = Queued()
     first = _notifier(made, queued)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import resource
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from optuna import Study, visualization
 
 from sweeps.artifacts import export
 from sweeps.errors import UserError
@@ -20,13 +17,12 @@ from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.report import data
 from sweeps.report.data import thinned
-from sweeps.report.figures import rungs, survival
+from sweeps.report.figures import parallel, rungs, survival
 from sweeps.report.page import PageSection, page, table
 from sweeps.report.report import write_report
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.halving import bracket_of
-from sweeps.trust.evidence import compare_survivors
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -190,62 +186,16 @@ def test_link_that_appears_while_the_page_is_drawn_is_not_followed(
 def test_quadratic_figures_use_a_subset_of_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = []
-    plot = visualization.plot_param_importances
-
-    def importances(study: Study, **options: Any) -> Any:
-        assert len(study.trials) == 12, "each under its own number"
-        used.append([trial.value for trial in study.trials if trial.value is not None])
-        return plot(study, **options)
-
-    monkeypatch.setattr(visualization, "plot_param_importances", importances)
     sweep = MadeSweep(tmp_path, "many", more=MEDIAN)
-    values = [1 / (number + 1) for number in range(12)]
-    for value in values:
-        sweep.add("complete", value)
-    for most, expected in ((12, values), (5, [*values[::3], values[-1]])):
+    for number in range(12):
+        sweep.add("complete", 1 / (number + 1))
+    for most, expected in ((12, set(range(12))), (5, {0, 3, 6, 9, 11})):
         monkeypatch.setattr(data, "MAX_TRIALS", most)
+        lines = parallel(data.read_sweep(sweep.paths)).data
+        assert {line.name for line in lines} == {f"trial {number}" for number in expected}
         write_report(sweep.paths, tmp_path / "many.html")
-        assert used.pop() == expected
         told = f"At most {most} of these are used, evenly spaced."
-        assert (told in (tmp_path / "many.html").read_text()) == (expected != values)
-
-
-def test_values_are_compared_at_an_epoch_ten_trials_reached() -> None:
-    """Three of fourteen went to the end, four to epoch 6; the fifteenth failed."""
-    lengths = [20, 20, 20, 6, *(2 for _ in range(10)), 20]
-    curves = {n: {e: 1.0 / e + n for e in range(1, end + 1)} for n, end in enumerate(lengths)}
-    curves[1][2] = math.nan
-    states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
-    states[14] = "failed"
-    found = compare_survivors(_spec(EARLY), states, curves)
-    assert found.epoch == 2
-    assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
-    assert found.target == "val/loss by epoch 2"
-    assert "14 trials that reached epoch 2" in found.sentence
-    assert found.sentence.endswith("4 of them went further.")
-
-
-def test_few_trials_are_compared_where_the_first_ended() -> None:
-    curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
-    states = {0: "running", 1: "pruned", 2: "waiting"}
-    assert compare_survivors(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
-    assert compare_survivors(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
-    assert compare_survivors(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
-
-
-def test_trial_without_a_value_by_that_epoch_is_omitted() -> None:
-    curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
-    found = compare_survivors(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
-    assert (found.epoch, found.values) == (1, {1: 0.4})
-
-
-def test_ten_finished_trials_compare_by_their_final_values() -> None:
-    curves = {n: dict.fromkeys(range(1, 25), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
-    states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
-    found = compare_survivors(_spec(EARLY), states, curves)
-    assert (found.epoch, found.target, sorted(found.values)) == (24, "val/loss", list(range(10)))
-    assert "reached the last epoch" in found.sentence
+        assert (told in (tmp_path / "many.html").read_text()) == (most == 5)
 
 
 class _Requests(HTMLParser):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sweeps.report.data import NotEnough, SweepData, read_sweep
-from sweeps.report.figures import FIGURES, contours, importance, parallel, slices
+from sweeps.report.figures import FIGURES, contours, importance, parallel, selection_note, slices
 from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
-from sweeps.trust.evidence import compare_all
+from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.findings import find
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -54,18 +52,21 @@ def _shares(sweep: SweepData) -> dict[str, float]:
     return dict(zip(bars.y, bars.x, strict=True))
 
 
-def test_importance_counts_stopped_trials_too(tmp_path: Path) -> None:
+def test_importance_is_the_number_of_the_findings_and_the_audit(tmp_path: Path) -> None:
+    """Among the survivors the clipping norm decides; among all trials the learning rate, too."""
     sweep = misleading_sweep(tmp_path)
-    data = read_sweep(sweep.paths)
-    assert data.survivors is not None
-    of_all, of_survivors = (
-        _shares(replace(data, compared=c)) for c in (data.compared, data.survivors)
-    )
-    assert of_survivors["max_norm"] > 0.6
-    assert of_all["lr"] > 0.6
-    assert (len(data.compared.selected), len(data.survivors.selected)) == (24, 12)
-    said = {one.topic: one.sentence for one in find(sweep.view).sentences}
-    assert said["importance"].startswith("lr mattered most")
+    shares = _shares(read_sweep(sweep.paths))
+    found = find(sweep.view)
+    card = next(one for one in audit_sweep(sweep.view).cards if one.id == "effects")
+    numbers = found.as_dict()["importance"]
+    assert numbers == card.figure["parameters"]
+    assert shares == {
+        short: numbers[key]["share"] for key, short in ((LR, "lr"), (NORM, "max_norm"))
+    }
+    said = {one.topic: one.sentence for one in found.sentences}["importance"]
+    assert said in card.evidence
+    assert said.startswith(f"lr mattered most: it explains {100 * shares['lr']:.0f} % (")
+    assert "of how 24 trials rank by val/loss at the end" in said
 
 
 def test_narrowed_parameter_keeps_its_importance(tmp_path: Path) -> None:
@@ -81,22 +82,22 @@ def test_narrowed_parameter_keeps_its_importance(tmp_path: Path) -> None:
     assert data.searched_range("lr") == (1e-4, 1e-1, True)
 
 
-def test_colours_are_the_numbers_of_the_trials(tmp_path: Path) -> None:
+def test_colours_are_the_numbers_and_stopped_trials_are_pale(tmp_path: Path) -> None:
     sweep = misleading_sweep(tmp_path)
-    data = read_sweep(sweep.paths)
-    assert data.survivors is not None
-    for compared in (data.compared, data.survivors):
-        numbers = sorted(compared.trials.values)
-        for key, dots in zip(
-            (LR, NORM), slices(replace(data, compared=compared)).data, strict=True
-        ):
-            assert list(dots.marker.color) == numbers
-            assert (dots.marker.cmin, dots.marker.cmax) == (0, 23)
-            wanted = [sweep.view.records[number].params[key] for number in numbers]
-            assert list(dots.x) == pytest.approx(wanted)
-        lines = parallel(replace(data, compared=compared)).data
-        assert sorted(line.name for line in lines) == sorted(f"trial {n}" for n in numbers)
-    assert numbers != list(range(len(numbers)))
+    data, records = read_sweep(sweep.paths), sweep.view.records
+    pale = [0.35 if record.state == "pruned" else 1.0 for record in records]
+    assert pale.count(0.35) == 12
+    for key, dots in zip((LR, NORM), slices(data).data, strict=True):
+        assert list(dots.marker.color) == list(range(24))
+        assert (dots.marker.cmin, dots.marker.cmax) == (0, 23)
+        assert list(dots.marker.opacity) == pale
+        assert list(dots.x) == pytest.approx([record.params[key] for record in records])
+        assert list(dots.y) == pytest.approx([record.value for record in records])
+    lines = {line.name: line.opacity for line in parallel(data).data}
+    assert lines == {f"trial {number}": opacity for number, opacity in enumerate(pale)}
+    assert selection_note(data) == (
+        "Drawn from 24 trials, each with its best val/loss; 12 of them, pale, were stopped early."
+    )
 
 
 def test_axes_show_the_whole_searched_range(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_axes_show_the_whole_searched_range(tmp_path: Path) -> None:
     (area, dots) = contours(data).data[:2]
     assert area.type == "contour"
     assert list(dots.text) == [f"trial {n}" for n in range(32)]
-    rates = [t.params["lr"] for t in data.compared.selected]
+    rates = [t.params["lr"] for t in data.selected]
     places = {line.name: line.y[1] for line in parallel(data).data}
     assert min(rates) > 1e-4 * 1.5
     assert 0 < min(places.values()) < max(places.values()) < 1
@@ -173,24 +174,3 @@ def test_timeline_shows_times_states_and_attempts(tmp_path: Path) -> None:
     seconds = (record.ended_at - data.starts[3]).total_seconds()
     assert traces["complete"].x[0] == pytest.approx(1000 * seconds)
     assert traces["complete"].base[0].startswith(data.starts[3].isoformat(timespec="seconds"))
-
-
-def test_all_trials_compare_where_the_shortest_ended() -> None:
-    """Failed trials, and running ones that are not so far, are left out."""
-    spec = parse_spec(
-        "name: x\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 9\nbudget: {epochs: 24}\n",
-        "x.yaml",
-    )
-    curves: dict[int, dict[int, float]] = {
-        0: {e: 1.0 / e for e in range(1, 25)},
-        1: {1: 0.5, 2: 0.6},
-        2: {1: 0.7},
-        3: {1: 0.2, 2: 0.1, 3: 0.05},
-        4: {},
-    }
-    states = {0: "complete", 1: "pruned", 2: "running", 3: "failed", 4: "waiting"}
-    found = compare_all(spec, states, curves)
-    assert (found.epoch, found.values) == (2, {0: 0.5, 1: 0.5})
-    assert found.target == "val/loss by epoch 2"
-    assert compare_all(spec, {2: "running"}, curves).values == {2: 0.7}
-    assert compare_all(spec, {4: "waiting"}, curves).values == {}

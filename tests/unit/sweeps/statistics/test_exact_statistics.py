@@ -17,7 +17,7 @@ from sweeps.statistics.common_seeds import (
 from sweeps.statistics.over_seeds import standard_error
 from sweeps.statistics.proportions import wilson_interval
 from sweeps.statistics.race import race
-from sweeps.statistics.variance_shares import variance_shares
+from sweeps.statistics.variance_shares import least_count, variance_shares
 
 integrate = pytest.importorskip("scipy.integrate")
 special = pytest.importorskip("scipy.special")
@@ -123,14 +123,14 @@ def test_shares_of_one_parameter_are_those_of_a_regression() -> None:
     error = math.sqrt(2 * (spread**2).sum() + 4 * own @ spread @ own)
     found = variance_shares({"x": places.tolist()}, values.tolist())
     assert found is not None
-    share = found.alone["x"]
+    share = found.shares["x"]
     assert share.value == pytest.approx(square / (square + noise))
     assert share.low == pytest.approx((square - 1.96 * error) / (square + noise))
     assert share.high == pytest.approx(min(1.0, (square + 1.96 * error) / (square + noise)))
     assert share.chance == pytest.approx(
-        stats.chi2.sf(own @ np.linalg.solve(spread, own), 3), rel=1e-6
+        stats.f.sf(own @ np.linalg.solve(spread, own) / 3, 3, 56), rel=1e-6
     )
     assert found.explained == pytest.approx(1 - noise / scores.var(ddof=1))
-    assert found.total["x"] == share
-    assert variance_shares({"x": places[:9].tolist()}, values[:9].tolist()) is not None
-    assert variance_shares({"x": places[:8].tolist()}, values[:8].tolist()) is None
+    assert least_count({"x": places.tolist()}) == 6
+    assert variance_shares({"x": places[:6].tolist()}, values[:6].tolist()) is not None
+    assert variance_shares({"x": places[:5].tolist()}, values[:5].tolist()) is None

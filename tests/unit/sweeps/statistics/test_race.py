@@ -173,3 +173,15 @@ def test_whoever_is_dropped_is_not_tied():
     assert found[0].dropped
     assert found[0].p_best > 0.05
     assert 0 not in found.tied
+
+
+def test_pooled_noise_tells_apart_and_the_least_expected_loss_leads() -> None:
+    """The means are 0.278 apart; pooled noise of two degrees of freedom makes up to 0.177."""
+    found = race({2: [1.484, 1.408], 1: [1.152, 1.184]}, minimize=True)
+    assert found.noise is not None
+    assert found.noise.sd == pytest.approx(math.sqrt((2 * 0.016**2 + 2 * 0.038**2) / 2))
+    assert [one.number for one in found.contenders] == [1, 2]
+    assert found.tied == (1,)
+    near = race({2: [1.484, 1.408], 1: [1.312, 1.344]}, minimize=True)
+    assert [one.number for one in near.contenders] == [1, 2]
+    assert near.tied == (1, 2)

@@ -149,7 +149,7 @@ def test_most_trials_of_a_failing_region_fail(failed: int, of: int, found: bool)
 
 
 def _shares(share: Share, explained: float = 0.9) -> VarianceShares:
-    return VarianceShares({"x": share}, {"x": share}, {}, explained, 60)
+    return VarianceShares({"x": share}, {}, explained, 60)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_parameter_is_idle_by_its_share(
     high: float, chance: float, explained: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share = Share(0.01, 0.0, high, chance)
-    monkeypatch.setattr(effects, "shares_of", lambda _: _shares(share, explained))
+    monkeypatch.setattr(AuditData, "importance", _shares(share, explained))
     draw = random.Random(0)
     trials = [
         AuditTrial(n, "complete", {"x": draw.random()}, draw.random(), {1: draw.random()})
@@ -181,6 +181,6 @@ def test_parameter_at_a_bound_acts_by_its_chance(
     chance: float, acts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share = Share(0.1, 0.0, 0.2, chance)
-    monkeypatch.setattr(bounds, "shares_of", lambda _: _shares(share))
+    monkeypatch.setattr(AuditData, "importance", _shares(share))
     at_end: Any = bounds._AtEnd(NearBound("x", "above", 1.0, 0.9, 3), 3, 0)
     assert bounds._acting(AuditData(trials=[]), [], [])(at_end) == acts

@@ -46,7 +46,7 @@ def test_all_leaders_run_under_a_seed_before_the_next(made: MadeSweep) -> None:
     runs = run(made, _tied)
     assert runs[:6] == [*itertools.product((1, 0, 2), [0]), *itertools.product((1, 0, 2), [1])]
     assert add(made) == []
-    assert found(made).is_decided
+    assert found(made).has_ended
 
 
 def test_race_drops_losers_and_ends_when_decided(made: MadeSweep) -> None:
@@ -96,7 +96,7 @@ def test_failed_run_puts_its_leader_out_and_is_tried_again_when_asked(made: Made
     request(made, top=3, seeds=2)
     run(made, lambda leader, seed: None if (leader, seed) == (0, 1) else _tied(leader, seed))
     state = found(made)
-    assert state.is_decided
+    assert state.has_ended
     assert "ValueError: x" in state.failed[0]
     assert state.winner in (1, 2)
     request(made)
@@ -123,7 +123,7 @@ def test_all_failed_leaves_no_winner(made: MadeSweep) -> None:
     request(made, top=2)
     assert len(run(made, lambda *_: None)) == 2
     state = found(made)
-    assert (state.is_decided, state.winner) == (True, None)
+    assert (state.has_ended, state.winner) == (True, None)
 
 
 def test_more_seeds_keep_the_runs_so_far(made: MadeSweep) -> None:

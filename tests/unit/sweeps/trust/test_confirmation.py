@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
+from sweeps.formatting import format_number
 from sweeps.trust.confirm import confirmed_trial, find_confirmation
 from sweeps.trust.findings import find
 from sweeps.view.sweep_view import NoBest
@@ -46,7 +47,7 @@ def test_winner_probability_and_optimism_are_said(tmp_path: Path, mode: str) -> 
     result = find_confirmation(made.view)
     assert result is not None
     assert result.first is not None
-    assert (result.first.number, result.reached, result.tied) == (0, True, [])
+    assert (result.first.number, result.is_decided, result.tied) == (0, True, [])
     assert result.first.p_best is not None
     assert result.first.p_best >= 0.95
     lucky = next(one for one in result.leaders if one.number == 1)
@@ -54,31 +55,79 @@ def test_winner_probability_and_optimism_are_said(tmp_path: Path, mode: str) -> 
     assert result.first.optimism == pytest.approx(-0.1, abs=0.02)
     assert result.gap == pytest.approx(0.1)
     best, mean, noise, *_ = result.sentences()
-    assert_parts(best, "Trial 0", "probability", f"{result.num_runs} runs of 3 leaders")
-    assert_parts(mean, "val/loss of trial 0", f"{len(result.first.values)} seeds", "worse")
-    assert_parts(noise, "standard deviation", f"{result.noise_runs} runs", "0.1", "more than")
+    assert_parts(best, "Take trial 0", "probability", f"{result.num_runs} runs of 3 leaders")
+    value = format_number(result.first.mean)
+    assert mean.startswith(f"Expect val/loss {value} (")
+    much = f"{100 * abs(result.first.optimism_share or 0):.2g} % worse."
+    seen = format_number(0.3 if mode == "min" else -0.3)
+    count = len(result.first.values)
+    assert mean.endswith(f"over {count} seeds; in the search it had {seen}, {much}")
+    assert_parts(noise, "standard deviation", f"{result.noise_runs} runs", "0.1 apart")
 
 
 def test_leaders_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     made = _confirmed(tmp_path, _tied, seeds=3)
     result = find_confirmation(made.view)
     assert result is not None
-    assert not result.reached
+    assert not result.is_decided
     assert len(result.tied) > 1
-    assert_parts(result.sentences()[0], "No leader", "0.95", "most probable")
-    assert_parts(result.sentences()[1], "cannot be told apart", "take")
+    assert result.first is not None
+    assert_parts(
+        result.sentences()[0],
+        f"Take trial {result.first.number}, of which",
+        "cannot be told apart",
+    )
 
 
-def test_cheaper_of_tied_leaders_is_recommended(tmp_path: Path) -> None:
-    made = _confirmed(tmp_path, _tied, top=2, seeds=2)
+def test_better_leader_is_taken_though_another_one_is_cheaper(tmp_path: Path) -> None:
+    """Two seeds each, and a deviation over seeds of 0.041 where the means are 0.28 apart."""
+    values = ((1.152, 1.184), (1.484, 1.408))
+    made = _confirmed(tmp_path, lambda leader, seed: values[leader][seed], top=2, seeds=2)
     result = find_confirmation(made.view)
     assert result is not None
-    assert result.cheaper == 1
-    assert_parts(result.sentences()[1], "take the cheapest: trial 1", "30s", "1m 00s")
+    assert result.noise == pytest.approx(0.041, abs=5e-4)
+    assert result.first is not None
+    assert (result.first.number, result.is_decided, result.tied) == (0, True, [])
+    assert result.cheaper is None
+    assert result.sentences()[0].startswith("Take trial 0: it is the best of the leaders")
+    assert confirmed_trial(made.view).number == 0
+
+
+def test_cheaper_of_tied_leaders_is_named_and_not_taken(tmp_path: Path) -> None:
+    values = ((0.30, 0.34), (0.31, 0.345))
+    made = _confirmed(tmp_path, lambda leader, seed: values[leader][seed], top=2, seeds=2)
+    result = find_confirmation(made.view)
+    assert result is not None
+    assert result.first is not None
+    assert (result.first.number, result.cheaper, result.is_decided) == (0, 1, False)
+    assert result.sentences()[1] == (
+        "Trial 1 may be as good, and trains faster: 30s a run against 1m 00s."
+    )
+
+
+def test_better_trial_that_ended_later_asks_for_another_confirmation(tmp_path: Path) -> None:
+    made = _confirmed(tmp_path, _clear)
+    number = made.add("complete", 0.25, params={"train.optimizer.lr": 0.05})
+    said = find_confirmation(made.view)
+    assert said is not None
+    assert said.newer is None  # trial 1 had 0.2
+    number = made.add("complete", 0.1, params={"train.optimizer.lr": 0.06})
+    said = find_confirmation(made.view)
+    assert said is not None
+    assert said.newer == number
+    sentence = (
+        f"Confirm again: trial {number} ended later, and looked better in the search than all "
+        "leaders (0.1 against 0.2)."
+    )
+    assert said.in_one_sentence() == sentence
+    topics = {one.topic: one.sentence for one in find(made.view).sentences}
+    assert topics["confirmed"] == sentence
+    assert _json(made, "best", "--confirmed")["confirmation"]["said"] == sentence
 
 
 def test_short_runs_differ_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = _confirmed(tmp_path, _tied, top=2, seeds=2).view
+    values = ((0.30, 0.34), (0.31, 0.345))
+    view = _confirmed(tmp_path, lambda leader, seed: values[leader][seed], top=2, seeds=2).view
     short = [replace(one, seconds=one.seconds and one.seconds / 100) for one in view.records]
     monkeypatch.setattr(view, "records", short)
     result = find_confirmation(view)
@@ -99,7 +148,7 @@ def test_failed_leader_is_never_silent(tmp_path: Path) -> None:
 def test_status_report_and_best_show_it(tmp_path: Path) -> None:
     made = _confirmed(tmp_path, _clear)
     topics = {one.topic: one.sentence for one in find(made.view).sentences}
-    assert "Trial 0 is the best of the leaders" in topics["confirmed"]
+    assert "Take trial 0: it is the best of the leaders" in topics["confirmed"]
     result = made.view.series_result
     assert result is not None
     assert result.sentences[0] == topics["confirmed"]

@@ -11,7 +11,6 @@ from sweeps.recording.descriptions import describe_sweep, describe_trial
 from sweeps.recording.notifications import Notifier
 from sweeps.report.data import read_sweep
 from sweeps.spec.spec import parse_spec
-from sweeps.trust.evidence import compare_all
 from sweeps.trust.findings import find
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.sweep_progress import epochs_left
@@ -63,12 +62,12 @@ def test_best_finished_trial_is_compared_like_the_one_it_finishes(tmp_path: Path
     new = _finish(made, pruned.number, *[0.001] * 9)
     best = next(one.sentence for one in find(made.view).sentences if one.topic == "best")
     assert best.startswith(f"Trial {new} has the best val/loss, 0.001")
-    assert "the median of 24 trials" in best
+    assert "of 11 trials that trained to the end" in best
 
 
 def test_report_compares_the_search_alone(sweep: MadeSweep) -> None:
     data = read_sweep(sweep.paths)
-    assert set(data.compared.trials.values) == set(range(17)) - {12}
+    assert set(data.values) == set(range(17)) - {12}
 
 
 def test_totals_count_what_has_not_started(tmp_path: Path) -> None:
@@ -109,15 +108,6 @@ def test_finishing_trials_train_to_the_end() -> None:
     ended = [1] * 8 + [9]
     assert epochs_left(asha, Counter(ended), [], 0, finishing=[3]) == 6
     assert epochs_left(halving, Counter([]), [], 0, finishing=[3, 8]) == 6 + 1
-
-
-def test_final_values_are_compared_as_they_were_at_the_epoch() -> None:
-    text = "name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\nselect: {}\n"
-    curves = {0: {1: 0.1, 2: 0.3, 3: 0.4}, 1: {1: 0.5, 2: 0.2}}
-    states = {0: "complete", 1: "pruned"}
-    for select, values in (("checkpoint", {0: 0.1, 1: 0.2}), ("final", {0: 0.3, 1: 0.2})):
-        spec = parse_spec(text.format(select), "s.yaml")
-        assert dict(compare_all(spec, states, curves).values) == values
 
 
 @pytest.mark.parametrize(("select", "word"), [("checkpoint", "best"), ("final", "last")])

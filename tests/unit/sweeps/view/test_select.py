@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 from rich.console import Console
+from typer.testing import CliRunner
 
 from sweeps.artifacts.export import _rank_in_sweep
+from sweeps.cli.app import app
 from sweeps.cli.run_console import ProgressTable
 from sweeps.errors import SearchChanged
 from sweeps.ledger.ledger import Ledger
@@ -98,6 +100,23 @@ def test_live_table_shows_the_same_best(select: str) -> None:
     assert best is not None
     assert (best.number, best.metrics[best_name(spec)]) == BEST[select]
     assert f"trial {BEST[select][0]}" in table._summary()
+
+
+def test_best_so_far_counts_trials_that_have_not_ended(sweep: MadeSweep, select: str) -> None:
+    """Of one that still trains, the best report is in a checkpoint; its last one is not final."""
+    running = sweep.add(None, 0.05, 0.7)
+    so_far = (running, 0.05) if select == "checkpoint" else BEST[select]
+    view = sweep.view
+    status, (best,) = view.status()["best"], view.outcome().best
+    assert (status["number"], status["value"]) == (best.number, best.value) == so_far
+    assert view.best()["number"] == BEST[select][0]  # what is exported has ended
+    progress = SweepProgress(sweep.spec, view.records)
+    assert (
+        f"(trial {so_far[0]})" in ProgressTable(Console(file=io.StringIO()), progress)._summary()
+    )
+    shown = CliRunner().invoke(app, ["status", "small", "--root", str(sweep.paths.root)])
+    word = "best so far" if select == "checkpoint" else "best"
+    assert f"{word}: trial {so_far[0]} with {so_far[1]:g}" in shown.output
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -167,7 +167,7 @@ def test_best_has_the_best_value_of_complete_and_pruned_trials(sweep: MadeSweep)
     sweep.add("pruned", 0.1)
     best = sweep.view.best()
     assert (best["number"], best["state"], best["value"]) == (3, "pruned", 0.1)
-    assert sweep.view.status()["best"]["number"] == 3
+    assert sweep.view.status()["best"]["number"] == 2  # the best so far, which still trains
     assert [one.number for one in sweep.ledger.front()] == [3]
 
 

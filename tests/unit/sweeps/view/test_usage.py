@@ -100,7 +100,9 @@ def test_trials_that_confirm_are_not_of_the_plan(sweep: MadeSweep) -> None:
         sweep.ledger.start(new)
         sweep.ledger.report(new, epoch=1, step=10, value=1.0)
     used, *_ = usage(sweep.view).sentences()
-    assert used.endswith("for 4 trials; 6 started, 2 of them beside the search")
+    assert used.endswith(
+        "for 4 trials; 6 started, 2 of them beside the search and the plan, with 2 epochs"
+    )
 
 
 def test_nothing_is_said_before_the_first_epoch(tmp_path: Path) -> None:
