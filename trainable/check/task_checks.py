@@ -44,7 +44,6 @@ from trainable.forms import (
     unweighted_sum,
     wrong_type,
 )
-from trainable.hooks import check_hooks
 from trainable.optim import Scalar, builds_own
 from trainable.ranks import WHOLE
 from trainable.reachable import by_attributes, kind_of
@@ -94,7 +93,6 @@ def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> lis
     This changes the model's state and the random generators: do not train the model afterwards.
     """
     task, data, device = parts.task, parts.data, parts.precision.device
-    check_hooks(task)
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():
