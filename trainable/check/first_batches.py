@@ -1,8 +1,9 @@
 """Compute the first training batch and the first evaluation batch of a run, before it starts.
 
-All but the optimizer's update, unless the task builds the optimizer: the first optimizer of a
-process imports `torch._dynamo`, which takes 2 s. What must not live here: checks of a few samples
-(`task_checks.py`), and the GPU memory of a whole step (`memory_probe.py`).
+Without the optimizer's update, unless the task builds the optimizer: what is said of these batches
+is said of a model that nothing has trained. Then some whole steps are timed. What must not live
+here: checks of a few samples (`task_checks.py`), and the GPU memory of a whole step
+(`memory_probe.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ SECONDS = 20.0
 """After so long the first batches are given up: a check must not keep a sweep from starting."""
 _REPEATS = 5
 _ENOUGH_SECONDS = 0.5
-"""A step or batch is repeated so often, and no longer than this. The fastest counts: the first one
-is slower."""
+"""A batch is repeated so often, a step twice as often, and no longer than this. The fastest one
+counts: the first is slower."""
 _STATUS = Path("/proc/self/status")  # sizes in KiB
 _GENERATOR_BYTES = 22_000
 """What a checkpoint has besides tensors: mostly the state of the random generators."""
@@ -55,7 +56,7 @@ EPOCH_METRICS = ("train/clip_fraction", "train/samples_per_second")
 
 
 class FirstBatches:
-    """The first batches of a run, of which nothing is trained."""
+    """The first batches of a run."""
 
     def __init__(
         self,
@@ -76,49 +77,47 @@ class FirstBatches:
         without those that could not be measured."""
 
     def compute(self) -> None:
-        """Take one step, evaluate one batch, and check the configuration's metrics; time both."""
-        with collecting(self._parts.task) as log, preserved_host_rng():
-            # a broken loss breaks the evaluation, too: report it once
-            if self._step(log) and self._evaluate(log):
-                self._check_metrics()
+        """Compute the first batches, check the configuration's metrics, and time some steps.
 
-    def time_whole_steps(self, train: TrainConfig) -> None:
-        """Replace the time of a step by that of some steps with the optimizer's update.
-
-        The model's parameters change. An optimizer that fails leaves the time as it is: it is
-        checked elsewhere.
+        The model's parameters change.
         """
-        parts, seconds = self._parts, list[float]()
-        with (
-            collecting(parts.task) as log,
-            preserved_host_rng(),
-            contextlib.suppress(Exception),
-            _time_limit(SECONDS),
-            task_code(),
-        ):
-            step = self._step_of_run or build_step(parts, train)
-            hooks = Hooks(parts.task, log, parts.model, step.parameters)
-            windows = chain(parts.train.windows(0), parts.train.windows(1))
-            hooks.epoch_start(0)
-            for number, window in enumerate(islice(windows, 1 + 2 * _REPEATS), start=1):
-                seconds.append(self._timed(step, window, number))
-                hooks.step_end(number)
-                if sum(seconds) > _ENOUGH_SECONDS and number > 1:
+        with collecting(self._parts.task) as log, preserved_host_rng():
+            if not self._step(log):  # a broken loss breaks the evaluation, too: report it once
+                return
+            if self._evaluate(log):
+                self._check_metrics()
+            log.prefix = ""
+            # An optimizer that fails is found by a rehearsal, and leaves the time without it.
+            with contextlib.suppress(Exception), _time_limit(SECONDS), task_code():
+                self._time_whole_steps(log)
+
+    def _time_whole_steps(self, log: Log) -> None:
+        parts, config, seconds = self._parts, self._config.train, list[float]()
+        step = self._step_of_run or build_step(parts, config)
+        hooks = Hooks(parts.task, log, parts.model, step.parameters)
+        hooks.epoch_start(0)
+        for number, window in enumerate(islice(self._windows(), 1 + 2 * _REPEATS), start=1):
+            seconds.append(self._timed(step, window, number))
+            hooks.step_end(number)
+            if number > 1:  # the first one makes the optimizer's state
+                self.costs["step_seconds"] = min(seconds[1:])
+                if sum(seconds) > _ENOUGH_SECONDS:
                     break
-        if further := seconds[1:]:  # the first one makes the optimizer's state
-            self.costs["step_seconds"] = min(further)
+
+    def _windows(self) -> Iterator[Iterable[Batch]]:
+        train = self._parts.train
+        return chain(train.windows(0), train.windows(1))
 
     def _step(self, log: Log) -> bool:
-        """Take one step, and some more for their time; return whether the first succeeded."""
+        """Take one step, or two where the second one tells more; return whether one succeeded."""
         parts, config = self._parts, self._config.train
         step = self._step_of_run or _step_without_update(parts, config)
         untrained = Untrained(parts.task, parts.model, step.parameters)
         hooks = Hooks(parts.task, log, parts.model, step.parameters)
-        windows = chain(parts.train.windows(0), parts.train.windows(1))
         with self._attempt("the first training batch", certain=True) as tried, task_code():
             seconds: list[float] = []
             hooks.epoch_start(0)
-            for number, window in enumerate(islice(windows, _REPEATS), start=1):
+            for number, window in enumerate(islice(self._windows(), 2), start=1):
                 step.task = cast("Task", untrained)
                 try:
                     seconds.append(self._timed(step, window, number))
@@ -126,7 +125,7 @@ class FirstBatches:
                     step.task = parts.task
                 hooks.step_end(number)
                 tried.append(True)
-                if sum(seconds) > _ENOUGH_SECONDS and number > untrained.is_suspected:
+                if not untrained.is_suspected:
                     break
             self.costs["step_seconds"] = min(seconds)
             hooks.epoch_end(0)
@@ -172,7 +171,6 @@ class FirstBatches:
             for name in self._config.metrics
             if not math.isfinite(reported.get(name, 0.0))
         ]
-        log.prefix = ""
         return True
 
     def _first_batches(self, seconds: list[float]) -> Iterator[Batch]:

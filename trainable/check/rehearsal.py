@@ -10,18 +10,22 @@ not live here: what a state has (`train_state.py`), and how states differ (`comp
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch._dynamo  # each optimizer needs it: imported once, and not in each fork
@@ -128,16 +132,15 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
     Costs two builds and at most six windows, one after the other. A run of which this takes longer
     than `SECONDS` is not rehearsed, nor one that cannot train its first windows on one rank.
     """
-    deadline = time.monotonic() + SECONDS
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         directory = Path(name)
-        config = _alone(config)
-        first = _in_fork(deadline, _train, config, directory, make)
+        train = partial(_in_time, time.monotonic() + SECONDS, _alone(config), directory, make)
+        first = train()
         if first is None or first.refusal is not None or first.step <= _BEFORE:
             return Rehearsal(_error(first))
         found = Rehearsal(None, None, first.optimizer_bytes, first.builds_own)
         whole = _taken_back(directory)
-        again = _in_fork(deadline, _train, config, directory, make)
+        again = train()
         if again is None or again.refusal is not None:
             found.problem = _error(again)
             return found
@@ -145,7 +148,7 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
         differing = [*state_differences(whole, resumed, ignored=MEASURED)]
         if not differing:
             return found
-        third = _in_fork(deadline, _train, config, directory, make)
+        third = train()
         if third is None or third.refusal is not None:
             return found
         repeated = _taken_back(directory)
@@ -157,6 +160,14 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
         elif lost:
             found.problem = _refused(lost[0], first, again, third)
     return found
+
+
+def _in_time(deadline: float, *arguments: Any) -> _Trained | None:
+    """Train in a fork; return None if that ends its process or is late."""
+    with contextlib.suppress(ForkEnded):
+        found: _Trained | None = in_fork(_train, *arguments, deadline=deadline)
+        return found
+    return None
 
 
 def _alone(config: TrialConfig) -> TrialConfig:
@@ -174,37 +185,71 @@ def _alone(config: TrialConfig) -> TrialConfig:
     )
 
 
-def _in_fork(
-    deadline: float, function: Callable[..., _Trained | None], *arguments: Any
-) -> _Trained | None:
-    """Return what a function returns in a fork of this process; None if it fails, or is late."""
+class ForkEnded(Exception):
+    """A fork of this process ended without an answer, or was late."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+        """The exit code; negative for a signal."""
+
+
+def in_fork(
+    function: Callable[..., Any],
+    *arguments: Any,
+    deadline: float = math.inf,
+    quiet: bool = True,
+) -> Any:
+    """Return what a function returns in a fork of this process, which then is killed.
+
+    Raises:
+        ForkEnded: It has ended, as where the function raises, or did not answer in time.
+    """
     ours, theirs = Pipe(duplex=False)
-    with contextlib.suppress(ChildProcessError), ours:
+    with ours:
         if not (pid := os.fork()):
-            try:
-                os.setpgid(0, 0)
-                end_with_parent()
-                null = os.open(os.devnull, os.O_RDWR)
-                for stream in (0, 1, 2):  # all that the task prints is printed by the check, too
-                    os.dup2(null, stream)
-                reseed()
-                warnings.simplefilter("ignore")
-                theirs.send(function(*arguments))
-            # whatever the user's code raises is raised again, and told, by the check
-            finally:
-                os._exit(0)
+            _answer(theirs, function, arguments, quiet=quiet)
         theirs.close()
+        status, left = None, deadline - time.monotonic()
         try:
-            with contextlib.suppress(EOFError):  # the task has ended its process
-                if ours.poll(max(0.0, deadline - time.monotonic())):
-                    found: _Trained | None = ours.recv()
-                    return found
+            if ours.poll(None if left == math.inf else max(0.0, left)):
+                return ours.recv()
+        except EOFError:  # the task has ended its process
+            _, status = os.waitpid(pid, 0)
         finally:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # what the task has left
+                if status is None:
+                    os.kill(pid, signal.SIGKILL)
                 os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return None
+            if status is None:
+                os.waitpid(pid, 0)
+    raise ForkEnded(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _answer(
+    answers: Connection, function: Callable[..., Any], arguments: Sequence[Any], *, quiet: bool
+) -> NoReturn:
+    """Send what a function returns, and end this process."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        end_with_parent()
+        if quiet:  # what the task prints here, it prints where it is examined
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(null, stream)
+        reseed()
+        warnings.simplefilter("ignore")
+        answers.send(function(*arguments))
+        code = 0
+    # whatever the user's code raises, this process must not go on as its parent
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _train(

@@ -178,19 +178,26 @@ def test_names_are_those_that_a_run_reports(
     assert names | {"val/loss", "val/accuracy", "best/val/loss", "epoch"} == report.metrics.keys()
 
 
-def test_nothing_is_trained_and_nothing_is_drawn(configure: Callable[..., Any]) -> None:
+def test_nothing_is_drawn_and_nothing_trained_before_the_evaluation(
+    configure: Callable[..., Any],
+) -> None:
     def build_model(self: Task) -> nn.Module:
         del self
         return nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
 
-    parts = build_parts(configure(), device=CPU, task=_made(build_model=build_model))
+    def evaluate(self: Task, model: nn.Module, batches: Any) -> Any:
+        seen.update({key: value.clone() for key, value in model.state_dict().items()})
+        return Plain.evaluate(self, model, batches)
+
+    seen: dict[str, torch.Tensor] = {}
+    task = _made(build_model=build_model, evaluate=evaluate)
+    parts = build_parts(configure(), device=CPU, task=task)
     expected = {key: value.clone() for key, value in parts.model.state_dict().items()}
     before = HostRngState()
     FirstBatches(parts, configure()).compute()
     assert not before.has_changed()
-    assert all(
-        torch.equal(value, expected[key]) for key, value in parts.model.state_dict().items()
-    )
+    assert seen.keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in seen.items())
     assert parts.model.training
 
 
@@ -228,8 +235,9 @@ def test_fastest_of_some_steps_is_the_measurement(
         return Plain.loss(self, model, batch)
 
     first, parts = compute(_made(loss=loss))
-    assert passes == [True] * passes.count(True) + [False] * passes.count(False)
-    assert 2 <= passes.count(True) <= 5
+    steps = passes.count(True) - 1
+    assert passes == [True, *[False] * passes.count(False), *[True] * steps]
+    assert 2 <= steps <= 11
     assert first.costs["step_seconds"] == pytest.approx(0.01)
     assert first.costs["evaluation_seconds"] == pytest.approx(0.01 * parts.val.plan.windows)
     assert first.costs["process_bytes"] > 2**20
@@ -249,13 +257,8 @@ def test_whole_steps_count_the_optimizer(compute: Callable[..., Any], clock: Clo
             clock.compute_for(0.01)
             return super().loss(model, batch)
 
-    first, parts = compute(Task())
-    assert first.costs["step_seconds"] == pytest.approx(0.01)
-    before = [parameter.clone() for parameter in parts.model.parameters()]
-    first.time_whole_steps(first._config.train)
+    first, _ = compute(Task())
     assert first.costs["step_seconds"] == pytest.approx(0.06)
-    changed = zip(before, parts.model.parameters(), strict=True)
-    assert not all(torch.equal(one, other) for one, other in changed)
 
 
 def test_optimizer_that_fails_keeps_the_time_without_it(compute: Callable[..., Any]) -> None:
@@ -264,12 +267,11 @@ def test_optimizer_that_fails_keeps_the_time_without_it(compute: Callable[..., A
             raise RuntimeError(f"no optimizer of {model} with {config}")
 
     first, _ = compute(Task())
-    before = first.costs["step_seconds"]
-    first.time_whole_steps(first._config.train)
-    assert first.costs["step_seconds"] == before
+    assert first.costs["step_seconds"] > 0
+    assert first.cautions == []
 
 
-def test_slow_step_is_taken_once(
+def test_slow_step_is_taken_as_seldom_as_possible(
     compute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
@@ -280,7 +282,7 @@ def test_slow_step_is_taken_once(
 
     monkeypatch.setattr(first_batches, "_ENOUGH_SECONDS", 0.0)
     first, _ = compute(_made(loss=loss))
-    assert passes == [True, False]
+    assert passes == [True, False, True, True]
     assert first.costs["step_seconds"] > 0
 
 
