@@ -203,6 +203,7 @@ def open_trainer(
         held_out=HeldOut.of(parts.data),
     )
     trainer = Trainer(config, run, last=last, should_stop=should_stop)
+    trainer.parts = parts
     trainer.ranks_before = num_ranks_of(saved)
     trainer.resumed_within_epoch = progress.window > 0
     return trainer

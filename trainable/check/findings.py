@@ -66,6 +66,6 @@ class Findings:
     process_bytes: int | None = None
     """The most memory that the process had for itself alone."""
     gpu_bytes: int | None = None
-    """The GPU memory of a step without the optimizer's update."""
+    """The GPU memory of the first steps."""
     step_memory: Any = None
     """The GPU memory that the largest trial takes (`memory_probe.py`); None: not measured."""

@@ -33,6 +33,8 @@ from torch.nn.parameter import is_lazy
 
 from trainable.build import open_trainer
 from trainable.check.compare_states import StateDifference, state_differences
+from trainable.check.examine import Look
+from trainable.check.findings import Findings
 from trainable.checkpoint import CheckpointStore
 from trainable.config import OPTIMIZER_DEFAULTS, Interval, OptimizerConfig, TrialConfig, is_own
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
@@ -90,6 +92,7 @@ class _Trained:
     builds_own: bool = False
     declared: list[str] = field(default_factory=list)
     digests: dict[str, list[str]] = field(default_factory=dict)
+    findings: Findings | None = None
 
 
 @dataclass
@@ -107,12 +110,13 @@ class Rehearsal:
     caution: str | None = None
     optimizer_bytes: int | None = None
     builds_own: bool = False
+    findings: Findings | None = None
 
 
-def rehearse_all(configs: Sequence[TrialConfig]) -> list[Rehearsal]:
+def rehearse_all(configs: Sequence[TrialConfig], look: Look | None = None) -> list[Rehearsal]:
     """Rehearse the first of several trials of one task, and the others with unusual optimizers."""
     first, *others = configs
-    found, optimizers = [rehearse(first)], [first.train.optimizer]
+    found, optimizers = [rehearse(first, look=look)], [first.train.optimizer]
     for one in others:
         optimizer = one.train.optimizer
         if optimizer not in optimizers and (found[0].builds_own or is_unusual(optimizer)):
@@ -126,8 +130,12 @@ def is_unusual(config: OptimizerConfig) -> bool:
     return is_own(config.name) or config.name not in _OURS or bool(config.arguments)
 
 
-def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Rehearsal:
+def rehearse(
+    config: TrialConfig, make: Callable[[], Task] | None = None, look: Look | None = None
+) -> Rehearsal:
     """Train a few windows in one piece and in two, in processes of their own, and compare.
+
+    `look` looks at the first run, in its process.
 
     Costs two builds and at most six windows, one after the other. A run of which this takes longer
     than `SECONDS` is not rehearsed, nor one that cannot train its first windows on one rank.
@@ -135,10 +143,10 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         directory = Path(name)
         train = partial(_in_time, time.monotonic() + SECONDS, _alone(config), directory, make)
-        first = train()
+        first = train(look)
         if first is None or first.refusal is not None or first.step <= _BEFORE:
             return Rehearsal(_error(first))
-        found = Rehearsal(None, None, first.optimizer_bytes, first.builds_own)
+        found = Rehearsal(None, None, first.optimizer_bytes, first.builds_own, first.findings)
         whole = _taken_back(directory)
         again = train()
         if again is None or again.refusal is not None:
@@ -234,7 +242,7 @@ def _answer(
     try:
         os.setpgid(0, 0)
         end_with_parent()
-        if quiet:  # what the task prints here, it prints where it is examined
+        if quiet:  # what ends the task is printed where it is examined
             null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(null, stream)
@@ -253,7 +261,10 @@ def _answer(
 
 
 def _train(
-    config: TrialConfig, directory: Path, make: Callable[[], Task] | None
+    config: TrialConfig,
+    directory: Path,
+    make: Callable[[], Task] | None,
+    look: Look | None = None,
 ) -> _Trained | None:
     """Train to the end of the rehearsal, from the save in the directory if there is one."""
     resumes, saving = any(directory.iterdir()), False
@@ -261,8 +272,11 @@ def _train(
     try:
         if make is None and load_loop(config.task.name) is not None:
             return None
+        started = time.perf_counter()
         trainer = open_trainer(config, directory, task=make and make())
         assert isinstance(trainer, Trainer)
+        if look is not None:
+            look.at_start(trainer, time.perf_counter() - started)
         saves_all = config.checkpoint.parameters == "all"
         weights = (p for p in trainer.model.parameters() if not is_lazy(p))
         if sum(p.nbytes for p in weights if saves_all or p.requires_grad) > _MOST_BYTES:
@@ -281,12 +295,13 @@ def _train(
         for _ in trainer.events():
             pass
         trainer.store.wait()
-        state = state_dict()
+        state, step = state_dict(), trainer.state.progress.step
         objects, task = trainer.state.objects[0], type(trainer.task)
         builds, optimizer = builds_own(trainer.task), config.train.optimizer
+        digests = objects.compared()
         return _Trained(
             None,
-            trainer.state.progress.step,
+            step,
             num_bytes(state["optimizer"]) if builds or is_unusual(optimizer) else None,
             builds,
             [
@@ -297,7 +312,8 @@ def _train(
                     else []
                 ),
             ],
-            objects.compared(),
+            digests,
+            look.at_end(trainer) if look is not None and step > _BEFORE else None,
         )
     # A user's code may raise anything.
     except Exception as error:

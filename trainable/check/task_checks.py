@@ -87,8 +87,10 @@ _OTHER_NAMES = {
 """Methods of Lightning and of the Hugging Face trainer, and the method of a task for each."""
 
 
-def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> list[str]:
-    """Check a task's methods, a few samples and their loss.
+def quick_check(
+    parts: Parts, *, resumed: bool = False, workers: int = 1, begun: bool = False
+) -> list[str]:
+    """Check a task's methods, a few samples and their loss; `begun` tells that it has trained.
 
     This changes the model's state and the random generators: do not train the model afterwards.
     """
@@ -96,8 +98,9 @@ def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> lis
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():
-            with contextlib.suppress(Exception):  # a user's code may raise anything
-                task.on_epoch_start(0)
+            if not begun:
+                with contextlib.suppress(Exception):  # a user's code may raise anything
+                    task.on_epoch_start(0)
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trainable.check.examine import examine
 from trainable.check.findings import CheckRequest
-from trainable.check.inspect_task import examine
 from trainable.check.memory_probe import run_two_steps
 from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.optimizers import TwoOptimizers
-from trainable.build import build_parts
+from trainable.build import build_parts, build_step
 from trainable.check.first_batches import FirstBatches
 from trainable.check.rehearsal import rehearse
 from trainable.check.task_checks import quick_check
@@ -167,7 +167,7 @@ def test_epoch_value_is_a_metric_of_the_sweep(tmp_path, opened, configure):
     assert rehearse(config, Curriculum).problem is None
     parts = build_parts(config, device=torch.device("cpu"), task=Curriculum())
     assert quick_check(parts) == []
-    first = FirstBatches(parts, config)
+    first = FirstBatches(parts, config, build_step(parts, config.train))
     first.compute()
     assert first.cautions == []
     trainer, _ = _run(opened, config, tmp_path)
@@ -227,7 +227,7 @@ def test_harmful_hooks_are_refused_before_a_run(configure, methods, said):
 def _check(task, config):
     parts = build_parts(config, device=torch.device("cpu"), task=task)
     quick_check(parts)
-    first = FirstBatches(parts, config)
+    first = FirstBatches(parts, config, build_step(parts, config.train))
     first.compute()
     if first.cautions:
         raise TaskError("; ".join(first.cautions))
