@@ -163,29 +163,26 @@ def uncalled_methods(task: Task) -> list[str]:
 
 def has_literal(task: Task, names: Collection[str]) -> bool:
     """Whether the module of a task's class has one of these texts, or has no source to search."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[type(task).__module__]))
-    except (OSError, TypeError, KeyError, SyntaxError):
-        return True
-    return any(isinstance(n, ast.Constant) and n.value in names for n in ast.walk(tree))
+    nodes = _nodes(type(task))
+    return nodes is None or any(isinstance(n, ast.Constant) and n.value in names for n in nodes)
 
 
 def _is_mentioned(name: str, kinds: set[type]) -> bool:
     """Whether the modules of these classes use a name, or have no source to search."""
-    for kind in kinds:
-        try:
-            tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
-        except (OSError, TypeError, KeyError, SyntaxError):
-            return True
-        for node in ast.walk(tree):
-            used = (
-                getattr(node, "attr", None),
-                getattr(node, "id", None),
-                getattr(node, "value", None) if isinstance(node, ast.Constant) else None,
-            )
-            if name in used:
-                return True
-    return False
+    found = [_nodes(kind) for kind in kinds]
+    return any(
+        nodes is None
+        or any(name in (getattr(n, key, None) for key in ("attr", "id", "value")) for n in nodes)
+        for nodes in found
+    )
+
+
+def _nodes(kind: type) -> list[ast.AST] | None:
+    """Return the syntax of the module of a class; None without a source."""
+    try:
+        return [*ast.walk(ast.parse(inspect.getsource(sys.modules[kind.__module__])))]
+    except (OSError, TypeError, KeyError, SyntaxError):
+        return None
 
 
 def draws_in_validation(data: Data) -> bool:
