@@ -112,7 +112,8 @@ class TaskInspector:
                 "OMP_NUM_THREADS", str(num_threads(plan.cpu))
             )
         if plan is None:
-            request = CheckRequest(config=spec.trial_config(0, {}), resumed=resumed)
+            config = spec.trial_config(0, {})
+            request = CheckRequest(config=config, longest_warmup=config, resumed=resumed)
         else:
             measures = spec.resources.gpu == "auto" and 0 < plan.gpu < 1
             request = CheckRequest(

@@ -79,14 +79,14 @@ class _Trained:
     """What a process has to tell of its windows.
 
     Attributes:
-        refusal: Why the run could not be resumed: message, and key of the configuration.
+        refusal: Why the run could not be resumed.
         step: The step of its last save.
         optimizer_bytes: Bytes of the optimizer's state; None of a usual one, whose size is known.
         declared: The objects that say themselves what is saved of them.
         digests: Of each attribute of each object, what changes when it changes.
     """
 
-    refusal: tuple[str, str] | None = None
+    refusal: TrainingError | None = None
     step: int = 0
     optimizer_bytes: int | None = None
     builds_own: bool = False
@@ -145,12 +145,12 @@ def rehearse(
         train = partial(_in_time, time.monotonic() + SECONDS, _alone(config), directory, make)
         first = train(look)
         if first is None or first.refusal is not None or first.step <= _BEFORE:
-            return Rehearsal(_error(first))
+            return Rehearsal(None if first is None else first.refusal)
         found = Rehearsal(None, None, first.optimizer_bytes, first.builds_own, first.findings)
         whole = _taken_back(directory)
         again = train()
         if again is None or again.refusal is not None:
-            found.problem = _error(again)
+            found.problem = None if again is None else again.refusal
             return found
         resumed = _taken_back(directory)
         differing = [*state_differences(whole, resumed, ignored=MEASURED)]
@@ -299,21 +299,18 @@ def _train(
         objects, task = trainer.state.objects[0], type(trainer.task)
         builds, optimizer = builds_own(trainer.task), config.train.optimizer
         digests = objects.compared()
+        declared = objects.declared()
+        if task.state_dict is not Task.state_dict:
+            declared.append(f"{task.__name__}.state_dict()")
         return _Trained(
-            None,
-            step,
-            num_bytes(state["optimizer"]) if builds or is_unusual(optimizer) else None,
-            builds,
-            [
-                *objects.declared(),
-                *(
-                    [f"{task.__name__}.state_dict()"]
-                    if task.state_dict is not Task.state_dict
-                    else []
-                ),
-            ],
-            digests,
-            look.at_end(trainer) if look is not None and step > _BEFORE else None,
+            step=step,
+            optimizer_bytes=(
+                num_bytes(state["optimizer"]) if builds or is_unusual(optimizer) else None
+            ),
+            builds_own=builds,
+            declared=declared,
+            digests=digests,
+            findings=look.at_end(trainer) if look is not None and step > _BEFORE else None,
         )
     # A user's code may raise anything.
     except Exception as error:
@@ -321,22 +318,21 @@ def _train(
             return None
         refusal = _of_optimizer(error, config, trainer)
         if isinstance(error, ConfigError) and error.key.startswith("train.optimizer"):
-            refusal = error.message, error.key
+            refusal = error
         if refusal is None and (saving or resumes):
-            text = str(error)
+            refusal = error if isinstance(error, ConfigError) else TaskError(str(error))
             if not isinstance(error, TrainingError):
-                text = (
+                refusal = TaskError(
                     f"{'a save' if saving else 'a run that is resumed'} raised "
                     f"{type(error).__name__}: {error}; a run is saved and resumed at any step; "
                     "correct what its methods save and restore"
                 )
-            refusal = text, getattr(error, "key", None) or "task"
         return None if refusal is None else _Trained(refusal)
 
 
 def _of_optimizer(
     error: BaseException, config: TrialConfig, trainer: Trainer | None
-) -> tuple[str, str] | None:
+) -> TrainingError | None:
     """Return what is wrong with the optimizer that has raised an exception, if one has."""
     problem: BaseException | None = error
     while problem is not None:
@@ -350,17 +346,11 @@ def _of_optimizer(
                 remedy = OWN_LOOP if closure else "correct it, or its options"
                 text = _OF_OPTIMIZERS[method].format(said=said, remedy=remedy)
                 if trainer is not None and builds_own(trainer.task):
-                    return f"build_optimizer(): {text}", "task"
-                return f"{config.train.optimizer.name!r}: {text}", "train.optimizer.name"
+                    return TaskError(f"build_optimizer(): {text}")
+                name = config.train.optimizer.name
+                return ConfigError(f"{name!r}: {text}", key="train.optimizer.name")
         problem = problem.__cause__
     return None
-
-
-def _error(trained: _Trained | None) -> TrainingError | None:
-    if trained is None or trained.refusal is None:
-        return None
-    text, key = trained.refusal
-    return TaskError(text) if key == "task" else ConfigError(text, key=key)
 
 
 def _taken_back(directory: Path) -> dict[str, Any]:
@@ -386,7 +376,7 @@ def _counts(found: StateDifference, first: _Trained | None = None) -> bool:
 
 def _refused(
     found: StateDifference, first: _Trained, again: _Trained, third: _Trained
-) -> TrainingError | None:
+) -> TrainingError:
     """Return the error for a difference between a run in one piece and one that was resumed."""
     names = [
         name.split(" ")
@@ -417,7 +407,7 @@ def _refused(
     )
     of_optimizer = all(one.startswith("optimizer") for one in first.declared or [""])
     is_named = of_optimizer and not first.builds_own
-    return _error(_Trained((text, "train.optimizer.name" if is_named else "task")))
+    return ConfigError(text, key="train.optimizer.name") if is_named else TaskError(text)
 
 
 def _unsteady(found: StateDifference) -> str:
