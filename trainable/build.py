@@ -25,6 +25,7 @@ from trainable.batch_norm import (
     synchronize_batch_norm,
 )
 from trainable.built import Summary, check_built, summarise
+from trainable.calls import loop_problem
 from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
@@ -55,7 +56,7 @@ from trainable.store.metrics_file import History, read_rows
 from trainable.store.objects import files_at, files_of
 from trainable.store.shard_files import ShardGroup
 from trainable.streams import StreamPlan
-from trainable.task import Data, Task, check_data, set_total_steps
+from trainable.task import Data, Task, check_calls, check_data, set_total_steps
 from trainable.train_state import TrainState
 from trainable.user_code.fingerprint import BUILT, opened_files
 from trainable.user_code.task_import import no_exit
@@ -202,6 +203,7 @@ def open_trainer(
         held_out=HeldOut.of(parts.data),
     )
     trainer = Trainer(config, run, last=last, should_stop=should_stop)
+    trainer.parts = parts
     trainer.ranks_before = num_ranks_of(saved)
     trainer.resumed_within_epoch = progress.window > 0
     return trainer
@@ -319,7 +321,7 @@ def build_parts(
             set_seed(data_seed)
             if task is None:
                 task = load_task(config.task.name, config.task.arguments)
-
+            check_calls(task)
             set_seed(data_seed)  # again: samples must not depend on what the constructor drew
             data = check_data(task.build_data(), task)
             set_seed(config.seed)  # again: weights must not depend on what build_data drew
@@ -507,15 +509,12 @@ def check_loop(config: TrialConfig, function: Callable[..., Any]) -> None:
 def _argument_problem(config: TrialConfig, function: Callable[..., Any]) -> str | None:
     """Return why a function cannot take a configuration and a context; None if it can."""
     values = _values(config)
-    try:
-        names = _taken(function)
-        found = f"takes {', '.join(names)}"
-    except TypeError as problem:
-        names = list(inspect.signature(function).parameters)
-        found = f"cannot be called with two arguments ({problem})"
-    else:
+    found = loop_problem(function)
+    names = list(inspect.signature(function).parameters) if found else _taken(function)
+    if found is None:
         if not any(name in values for name in names):
             return None
+        found = f"takes {', '.join(names)}"
     reads = [f" and `{name} = {values[name]}`" for name in names if name in values]
     return (
         f"{found}; a loop is a generator function that receives the trial's configuration and a "

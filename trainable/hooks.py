@@ -13,24 +13,21 @@ live here: when a run calls them (`loop.py`), and what is saved of their changes
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from trainable.calls import HOOKS
 from trainable.errors import TaskError
 from trainable.logged import Log
 from trainable.optim import members
 from trainable.parallel.rank_values import random_of_first
 from trainable.ranks import ALONE, Ranks
 from trainable.seeding import derive_seed, seeded
-from trainable.task import Task
+from trainable.task import Task, is_overridden
 from trainable.user_code.task_code import task_code
-
-HOOKS = {"on_epoch_start": "epoch", "on_step_end": "step", "on_epoch_end": "epoch"}
-"""Each hook and the name of its argument."""
 
 
 class Hooks:
@@ -123,21 +120,3 @@ class Hooks:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad and id(parameter) not in self._known
         ]
-
-
-def is_overridden(task: Task, name: str) -> bool:
-    """Whether a task has a method of its own in place of one of `Task`."""
-    return name in vars(task) or getattr(type(task), name) is not getattr(Task, name)
-
-
-def check_hooks(task: Task) -> None:
-    """Check that each hook takes its argument."""
-    for name, argument in HOOKS.items():
-        try:
-            inspect.signature(getattr(task, name)).bind(0)
-        except (TypeError, ValueError) as problem:
-            raise TaskError(
-                f"{type(task).__name__}.{name}() cannot be called with the number of the "
-                f"{argument} ({problem}); define it as `def {name}(self, {argument}):`; for the "
-                "model, keep it on the task in build_model(), such as `self.net = net`"
-            ) from None

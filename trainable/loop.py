@@ -105,6 +105,9 @@ class Trainer(BaseRun):
         clock: Monotonic seconds, for throughput.
     """
 
+    parts: Any
+    """What it was built of (`build.Parts`), for whoever checks it."""
+
     def __init__(
         self,
         config: TrialConfig,

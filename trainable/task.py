@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
+from trainable.calls import DATA_CALLS, HOOKS, TASK_CALLS, call_problem
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
@@ -427,6 +428,26 @@ def describe_kind(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
+def is_overridden(task: Task, name: str) -> bool:
+    """Whether a task has a method of its own in place of one of `Task`."""
+    return name in vars(task) or getattr(type(task), name) is not getattr(Task, name)
+
+
+def check_calls(task: Task) -> None:
+    """Refuse a task with a method that cannot be called as a run calls it."""
+    for name, given in TASK_CALLS.items():
+        if not is_overridden(task, name):
+            continue
+        if (problem := call_problem(getattr(task, name), given)) is None:
+            continue
+        kept = "; for the model, keep it on the task in build_model(), such as `self.net = net`"
+        raise TaskError(
+            f"{type(task).__name__}.{name}() {problem}; a run calls {name}({', '.join(given)}); "
+            f"define it as `def {name}({', '.join(('self', *given))}):`"
+            f"{kept if name in HOOKS else ''}"
+        )
+
+
 def check_data(data: object, task: Task) -> Data:
     """Check the return value of `build_data`, and return it."""
     where = f"{type(task).__name__}.build_data()"
@@ -444,6 +465,12 @@ def check_data(data: object, task: Task) -> Data:
                 f"{where}: {name} is {describe_kind(collate)}; it must be a function that takes a "
                 "list of samples and returns a batch; give one, or None"
             )
+    for name, given in DATA_CALLS.items():
+        function = getattr(data, name)
+        is_called = function is not None and (name != "test" or is_loader(function))
+        if is_called and (problem := call_problem(function, given)) is not None:
+            form = f"{name}({', '.join(given)})"
+            raise TaskError(f"{where}: {name} {problem}; a run calls {form}; give such a function")
     for problem in sampler_problems(data):
         raise TaskError(f"{where}: {problem}")
     return data

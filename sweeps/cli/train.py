@@ -365,7 +365,7 @@ def _locating_config_errors() -> Iterator[None]:
 
 def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
     """Return the facts that are printed before a sweep, without the warnings."""
-    from trainable.check.inspect_task import measure
+    from trainable.check.examine import measure
     from trainable.check.rehearsal import is_unusual
     from trainable.loop import Trainer
     from trainable.optim import builds_own

@@ -61,7 +61,7 @@ class SweepPlan:
         start_seconds: How long the start of a trial takes.
         seconds: How long the whole sweep takes.
         stop_hours: The limit of `stop.hours`; None without one.
-        trial_gpu_bytes: Without the optimizer's state; None without a GPU.
+        trial_gpu_bytes: Of its first steps; None without a GPU.
         machine_memory_bytes: None on a cluster.
         checkpoint_bytes: One checkpoint; None for a custom loop.
         checkpoints_kept: How many checkpoints a trial keeps at most.

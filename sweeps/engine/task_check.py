@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import num_threads
 from sweeps.stores import withheld_variables
+from trainable.check.findings import CheckRequest, Findings
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.user_code.module_names import hidden_by, hidden_imports
@@ -43,48 +44,9 @@ class TaskRefused(UserError):
 
 
 @dataclass(frozen=True)
-class TaskFacts:
+class TaskFacts(Findings):
     """Facts about the task; those of a custom loop are unknown."""
 
-    num_parameters: int = 0
-    num_train: int = 0
-    num_val: int = 0
-    steps_per_epoch: int = 0
-    steps_per_report: int = 0
-    total_steps: int = 0
-    device: str = ""
-    precision: str = ""
-    weight_bytes: int = 0
-    shard_bytes: int = 0
-    """Bytes of the weights of the rank with the most of them, if they are cut among ranks."""
-    optimizer_bytes: int | None = 0
-    """Bytes of the optimizer's state; None: unknown until the optimizer has stepped."""
-    own_loop: bool = False
-    default_arguments: dict[str, Any] = field(default_factory=dict)
-    """The default arguments of the task's constructor that are single values."""
-    code: dict[str, str] = field(default_factory=dict)
-    """Digests of the task's source files."""
-    data: str | None = None
-    """A digest that identifies the task's data; None if unknown."""
-    samples: dict[str, Any] = field(default_factory=dict)
-    """A summary of the task's data: lengths, some items, a collated batch of each split."""
-    cautions: list[str] = field(default_factory=list)
-    """Warnings about what can be trained but is probably a mistake."""
-    checked: list[str] = field(default_factory=list)
-    """Warnings from running the task on a few samples and on its first batches."""
-    checkpoint_bytes: int = 0
-    """Bytes of one checkpoint: weights, buffers and the optimizer's state."""
-    step_seconds: float | None = None
-    """Seconds of a step; None if it was not measured. Without the optimizer's update unless the
-    whole steps of a plan were measured."""
-    evaluation_seconds: float | None = None
-    """Seconds of an evaluation, extrapolated from its first batch."""
-    build_seconds: float = 0.0
-    """Seconds in which the task's model and data were built."""
-    process_bytes: int | None = None
-    """The most memory that the process had for itself alone."""
-    gpu_bytes: int | None = None
-    """The GPU memory of a step without the optimizer's update."""
     step_memory: StepMemory | None = None
     """The GPU memory that a trial takes; None if it was not measured."""
 
@@ -137,7 +99,6 @@ class TaskInspector:
         *,
         thorough: bool = False,
         resumed: bool = False,
-        whole_steps: bool = False,
     ) -> None:
         self._spec = spec
         check_names(spec)
@@ -150,22 +111,22 @@ class TaskInspector:
             environment["OMP_NUM_THREADS"] = os.environ.get(
                 "OMP_NUM_THREADS", str(num_threads(plan.cpu))
             )
-        variants = [] if plan is None else optimizer_variants(spec)
         if plan is None:
-            configs = [spec.trial_config(0, {})] * 2
+            config = spec.trial_config(0, {})
+            request = CheckRequest(config=config, longest_warmup=config, resumed=resumed)
         else:
-            configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
-        configs += variants
-        self._measures = plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1
-        if self._measures:
-            configs.append(largest_config(spec))
+            measures = spec.resources.gpu == "auto" and 0 < plan.gpu < 1
+            request = CheckRequest(
+                config=spec.trial_config(0, spec.example_params()),
+                longest_warmup=longest_warmup(spec),
+                variants=tuple(optimizer_variants(spec)),
+                largest=largest_config(spec) if measures else None,
+                thorough=thorough,
+                resumed=resumed,
+            )
         self._child = ChildProcess(
             "trainable.check.inspect_task",
-            *(["--thorough"] if thorough else []),
-            *(["--resumed"] if resumed else []),
-            *(["--whole-steps"] if whole_steps else []),
-            f"--variants={len(variants)}",
-            requests=[config.model_dump_json() for config in configs],
+            requests=[request.model_dump_json()],
             environment=environment,
         )
 
@@ -176,7 +137,7 @@ class TaskInspector:
     def facts(self) -> TaskFacts:
         """Wait for the child's answer."""
         try:
-            answer, *measured = map(json.loads, self._child.reply())
+            (answer,) = map(json.loads, self._child.reply())
         except ValueError:
             last = self._child.last_words
             raise TaskRefused(
@@ -190,11 +151,8 @@ class TaskInspector:
         if "refused" in answer:
             raised = answer.get("raised", False)
             raise TaskRefused(self._spec, answer["key"], answer["refused"], raised=raised)
-        facts = TaskFacts(**answer)
-        if facts.own_loop or not self._measures:
-            return facts
-        memory = measured[0] if measured else {"failed": "ended its process"}
-        return replace(facts, step_memory=StepMemory(**memory))
+        memory = answer.pop("step_memory")
+        return TaskFacts(**answer, step_memory=memory and StepMemory(**memory))
 
 
 def optimizer_variants(spec: SweepSpec) -> list[TrialConfig]:

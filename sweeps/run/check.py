@@ -103,7 +103,6 @@ def check_sweep(
     spec: SweepSpec,
     *,
     thorough: bool,
-    whole_steps: bool = False,
     choices: Sequence[AutoChoice] = (),
 ) -> CheckResult:
     """Check a spec and its task without starting a sweep."""
@@ -112,7 +111,7 @@ def check_sweep(
     check_webhook(spec)
     machine = Machine.probe()
     resources = planned_resources(spec, machine).plan
-    inspector = TaskInspector(spec, resources, thorough=thorough, whole_steps=whole_steps)
+    inspector = TaskInspector(spec, resources, thorough=thorough)
     facts = inspector.facts()
     resources, memory, caution = planned_resources(spec, machine, facts.step_memory)
     sweep_plan = make_plan(spec, resources, facts, memory=memory)

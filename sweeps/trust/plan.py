@@ -95,7 +95,7 @@ def plan_sweep(
     """Return what a sweep will take, by some measured steps and a simulation of its rule."""
     if trials is not None:
         _refuse_too_many(spec, trials)
-    checked = check_sweep(file, spec, thorough=False, whole_steps=True, choices=choices)
+    checked = check_sweep(file, spec, thorough=False, choices=choices)
     if hours is not None and checked.plan.seconds is None:
         raise UserError(
             f"--hours {hours:g} cannot be planned: no step of task '{spec.task.name}' was "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.integration.commandline import CommandLine
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -32,3 +34,55 @@ def test_case_31_parameters_that_no_optimizer_has_are_refused(cli: CommandLine) 
     task = cli.directory / "t.py"
     task.write_text(f"{task.read_text()}    {line}\n")
     assert "is valid" in cli.ok("check", "sweep.yaml")
+
+
+TASK = """
+import torch
+from torch import nn
+from trainable import Data, Task
+
+class Own(Task):
+    def build_model(self):
+        return nn.Linear(4, 2)
+
+    def build_data(self):
+        x = torch.arange(96.0).view(24, 4).sin()
+        split = x, (x.sum(1) > 0).long()
+        return Data(train=split, val=split)
+
+    def {method}:
+        return super().loss(model, batch)
+
+def run(context, config):
+    for epoch in context.remaining_epochs():
+        yield {{"val/loss": 1.0}}
+"""
+SPEC = """
+name: own
+task: own:{name}
+metric: val/loss
+mode: min
+trials: 2
+budget: {{epochs: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "written"),
+    [
+        ("Own", "loss(self, model)", "`def loss(self, model, batch):`"),
+        ("Own", "loss(self, batch, model)", "`def loss(self, model, batch):`"),
+        ("Own", "evaluate(self, model)", "`def evaluate(self, model, batches):`"),
+        ("run", "loss(self, model, batch)", "`def run(config, context):`"),
+    ],
+)
+def test_signature_that_a_run_cannot_call_is_refused(
+    cli: CommandLine, name: str, method: str, written: str
+) -> None:
+    (cli.directory / "own.py").write_text(TASK.format(method=method))
+    (cli.directory / "sweep.yaml").write_text(SPEC.format(name=name))
+    for command in ("check", "run", "train"):
+        done = cli(command, "sweep.yaml")
+        assert done.returncode == 2
+        assert written in " ".join(done.stderr.split())
+    assert not cli.root.exists()

@@ -29,7 +29,8 @@ from sweeps.sweep_lock import SweepLock
 from tests.golden.messages import compare_messages
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.check.inspect_task import _answer
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import answer
 
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
@@ -397,10 +398,10 @@ def test_error_of_the_child_names_the_place_of_its_key(
     request: pytest.FixtureRequest, lines: str
 ) -> None:
     spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
-    configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
-    answer = _answer(*(config.model_dump_json() for config in configs), ())
+    config = spec.trial_config(0, spec.example_params())
+    reply = answer(CheckRequest(config=config, longest_warmup=longest_warmup(spec)))
     with pytest.raises(SpecError) as refused, document.attach_locations():
-        raise TaskRefused(spec, answer["key"], answer["refused"])
+        raise TaskRefused(spec, reply["key"], reply["refused"])
     compare_messages(request, [str(refused.value)])
 
 

@@ -1,13 +1,11 @@
 """Compute the first training batch and the first evaluation batch of a run, before it starts.
 
-All but the optimizer's update, unless the task builds the optimizer: the first optimizer of a
-process imports `torch._dynamo`, which takes 2 s. What must not live here: checks of a few samples
-(`task_checks.py`), and the GPU memory of a whole step (`memory_probe.py`).
+What must not live here: checks of a few samples (`task_checks.py`), and the GPU memory of a step
+(`memory_probe.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import resource
 import signal
@@ -23,16 +21,14 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from trainable.base_run import check_reported
-from trainable.build import build_step
 from trainable.check.task_checks import Untrained, has_literal, raised
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
 from trainable.evaluation import as_metrics, run_evaluation
 from trainable.hooks import Hooks
 from trainable.logged import Log, collecting, means, merge_logged
-from trainable.optim import Clipper
 from trainable.seeding import preserved_host_rng
-from trainable.step import Step, StepParts, translate_torch_errors
+from trainable.step import Step, StepOutcome, translate_torch_errors
 from trainable.task import Batch, Task
 from trainable.train_state import model_state
 from trainable.user_code.task_code import task_code
@@ -43,10 +39,12 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0
 """After so long the first batches are given up: a check must not keep a sweep from starting."""
+_STEPS = 3
+"""As many as a rehearsal takes before its evaluation."""
 _REPEATS = 5
 _ENOUGH_SECONDS = 0.5
-"""A step or batch is repeated so often, and no longer than this. The fastest counts: the first one
-is slower."""
+"""A batch is evaluated so often, and no longer than this. The fastest counts: the first one is
+slower."""
 _STATUS = Path("/proc/self/status")  # sizes in KiB
 _GENERATOR_BYTES = 22_000
 """What a checkpoint has besides tensors: mostly the state of the random generators."""
@@ -54,20 +52,57 @@ STEP_METRICS = ("train/loss", "train/grad_norm", "train/lr")
 EPOCH_METRICS = ("train/clip_fraction", "train/samples_per_second")
 
 
+class ObservedStep:
+    """Takes the steps of a run, times them, and looks at the graphs of their losses."""
+
+    def __init__(self, step: Step, workers: int = 0) -> None:
+        self._step, self._workers = step, workers
+        self._loading = 0.0
+        self.untrained = Untrained(step.task, step.model, step.parameters)
+        self.seconds: list[float] = []
+        """Of each step; loader processes fetch samples during other steps."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    def __call__(self, window: Iterable[Batch], number: int) -> StepOutcome:
+        """Take a step."""
+        step, task = self._step, self._step.task
+        watch, self._loading = _Watch(step.device), 0.0
+        step.task = cast("Task", self.untrained)
+        try:
+            outcome = step(self._fetched(window), number)
+        finally:
+            step.task = task
+        seconds = watch.seconds()
+        if self._workers:
+            seconds = max(seconds - self._loading, self._loading / self._workers)
+        self.seconds.append(seconds)
+        return outcome
+
+    def _fetched(self, window: Iterable[Batch]) -> Iterator[Batch]:
+        batches, started = iter(window), time.perf_counter()
+        for batch in batches:
+            self._loading += time.perf_counter() - started
+            yield batch
+            started = time.perf_counter()
+
+
 class FirstBatches:
-    """The first batches of a run, of which nothing is trained."""
+    """The first batches of a run."""
 
     def __init__(
         self,
         parts: Parts,
         config: TrialConfig,
+        step: Step | ObservedStep,
         *,
-        step: Step | None = None,
-        workers: int = 0,
         resumed: bool = False,
     ) -> None:
-        self._parts, self._config, self._workers = parts, config, workers
-        self._step_of_run, self._resumed = step, resumed
+        self._parts, self._config, self._resumed = parts, config, resumed
+        self._is_rehearsed = isinstance(step, ObservedStep)
+        workers = config.train.loader.num_workers
+        self._step = step if isinstance(step, ObservedStep) else ObservedStep(step, workers)
         self._reported: set[str] = set()
         self.cautions: list[str] = []
         """What failed, a sentence each. With other hyperparameters it may not."""
@@ -76,73 +111,57 @@ class FirstBatches:
         without those that could not be measured."""
 
     def compute(self) -> None:
-        """Take one step, evaluate one batch, and check the configuration's metrics; time both."""
+        """Take some steps, evaluate a batch, and check the configuration's metrics; time both.
+
+        A step that was observed before is of a rehearsal, which has trained and has checked them.
+        """
         with collecting(self._parts.task) as log, preserved_host_rng():
+            if self._is_rehearsed:
+                self._note_steps()
+                self._evaluate(log)
             # a broken loss breaks the evaluation, too: report it once
-            if self._step(log) and self._evaluate(log):
+            elif self._train(log) and self._evaluate(log):
                 self._check_metrics()
 
-    def time_whole_steps(self, train: TrainConfig) -> None:
-        """Replace the time of a step by that of some steps with the optimizer's update.
-
-        The model's parameters change. An optimizer that fails leaves the time as it is: it is
-        checked elsewhere.
-        """
-        parts, seconds = self._parts, list[float]()
-        with (
-            collecting(parts.task) as log,
-            preserved_host_rng(),
-            contextlib.suppress(Exception),
-            _time_limit(SECONDS),
-            task_code(),
-        ):
-            step = self._step_of_run or build_step(parts, train)
-            hooks = Hooks(parts.task, log, parts.model, step.parameters)
-            windows = chain(parts.train.windows(0), parts.train.windows(1))
-            hooks.epoch_start(0)
-            for number, window in enumerate(islice(windows, 1 + 2 * _REPEATS), start=1):
-                seconds.append(self._timed(step, window, number))
-                hooks.step_end(number)
-                if sum(seconds) > _ENOUGH_SECONDS and number > 1:
-                    break
-        if further := seconds[1:]:  # the first one makes the optimizer's state
-            self.costs["step_seconds"] = min(further)
-
-    def _step(self, log: Log) -> bool:
+    def _train(self, log: Log) -> bool:
         """Take one step, and some more for their time; return whether the first succeeded."""
-        parts, config = self._parts, self._config.train
-        step = self._step_of_run or _step_without_update(parts, config)
-        untrained = Untrained(parts.task, parts.model, step.parameters)
+        parts, config, step = self._parts, self._config.train, self._step
         hooks = Hooks(parts.task, log, parts.model, step.parameters)
         windows = chain(parts.train.windows(0), parts.train.windows(1))
         with self._attempt("the first training batch", certain=True) as tried, task_code():
-            seconds: list[float] = []
             hooks.epoch_start(0)
-            for number, window in enumerate(islice(windows, _REPEATS), start=1):
-                step.task = cast("Task", untrained)
+            for number, window in enumerate(islice(windows, _STEPS), start=1):
                 try:
-                    seconds.append(self._timed(step, window, number))
-                finally:
-                    step.task = parts.task
+                    step(window, number)
+                except (NonFiniteLoss, NonFiniteGradient):
+                    if number == 1:
+                        raise
+                    break  # other hyperparameters may train
                 hooks.step_end(number)
                 tried.append(True)
-                if sum(seconds) > _ENOUGH_SECONDS and number > untrained.is_suspected:
+                if step.seconds[0] > _ENOUGH_SECONDS and not step.untrained.is_suspected:
                     break
-            self.costs["step_seconds"] = min(seconds)
             hooks.epoch_end(0)
-            if (problem := untrained.problem()) is not None:
-                if not self._resumed:
-                    raise TaskError(problem)
-                self.cautions.append(problem)
+            self._note_steps()
         if not tried:
             return False
         logged = log.take() | log.take_epoch()
         layers = LayerNorms(step.model, step.parameters).present()
         self._reported |= logged.keys() | reported_names(parts, config, layers)
-        self.costs["process_bytes"] = _process_bytes()
-        if parts.precision.device.type == "cuda":
-            self.costs["gpu_bytes"] = torch.cuda.max_memory_reserved(parts.precision.device)
         return True
+
+    def _note_steps(self) -> None:
+        """Note what the steps took, and refuse what they have not changed."""
+        device, seconds = self._parts.precision.device, self._step.seconds
+        # the first one makes the optimizer's state
+        self.costs["step_seconds"] = min(seconds[1:] or seconds)
+        self.costs["process_bytes"] = _process_bytes()
+        if device.type == "cuda":
+            self.costs["gpu_bytes"] = torch.cuda.max_memory_reserved(device)
+        if (problem := self._step.untrained.problem()) is not None:
+            if not self._resumed:
+                raise TaskError(problem)
+            self.cautions.append(problem)
 
     def _evaluate(self, log: Log) -> bool:
         parts = self._parts
@@ -166,13 +185,12 @@ class FirstBatches:
         reported = merge_logged(metrics, logged, "evaluate()")
         self._reported |= reported.keys()
         self.cautions += [
-            f"{name} is {reported[name]} for the first validation batch, before anything was "
-            "trained; a metric must be a finite number; look for a division by 0, such as the "
-            "recall of a class that no target has"
+            f"{name} is {reported[name]} for the first validation batch, after the first steps; "
+            "a metric must be a finite number; look for a division by 0, such as the recall of a "
+            "class that no target has"
             for name in self._config.metrics
             if not math.isfinite(reported.get(name, 0.0))
         ]
-        log.prefix = ""
         return True
 
     def _first_batches(self, seconds: list[float]) -> Iterator[Batch]:
@@ -184,18 +202,6 @@ class FirstBatches:
             seconds.append(watch.seconds())
             if sum(seconds) > _ENOUGH_SECONDS:
                 return
-
-    def _timed(self, step: Step, window: Iterable[Batch], number: int) -> float:
-        """Take a step; return its seconds. Loader processes fetch samples during other steps."""
-        started = time.perf_counter()
-        batches = list(window)
-        loading = time.perf_counter() - started
-        watch = _Watch(step.device)
-        step(batches, number)
-        computing = watch.seconds()
-        if self._workers:
-            return max(computing, loading / self._workers)
-        return computing + loading
 
     def _check_metrics(self) -> None:
         """Refuse a metric that is not reported, and warn of one that other batches may show.
@@ -293,28 +299,6 @@ class _Watch:
         wall, process = time.perf_counter() - self._wall, time.process_time() - self._process
         self._start()
         return min(wall, process) if self._device.type == "cpu" else wall
-
-
-class _NoUpdate:
-    """Stands in for an optimizer, and changes no parameter."""
-
-    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
-        self.param_groups = [{**group, "lr": lr, "initial_lr": lr} for group in groups]
-
-    def zero_grad(self, *, set_to_none: bool) -> None:
-        del set_to_none
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    def step(self) -> None:
-        pass
-
-
-def _step_without_update(parts: Parts, config: TrainConfig) -> Step:
-    optimizer = cast("torch.optim.Optimizer", _NoUpdate(parts.groups, config.optimizer.lr))
-    made = StepParts(parts.task, parts.model, optimizer, parts.schedule, parts.precision)
-    return Step(made, Clipper(config.clip))
 
 
 def _process_bytes() -> int:

@@ -21,15 +21,17 @@ from trainable.hooks import Hooks
 from trainable.logged import collecting
 from trainable.memory import CONTEXT_BYTES, release_memory
 from trainable.optim import evaluated_weights
+from trainable.precision import find_device
 from trainable.step import Step, translate_torch_errors
 
 
-def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | str]:
+def measure_step(config: TrialConfig, device: torch.device | None = None) -> dict[str, int | str]:
     """Train two steps, evaluate one batch, and return the CUDA memory that this took.
 
     The model is not compiled: that would take minutes and save no memory. No loader processes are
     started, since they take no GPU memory. The process may use the whole device meanwhile.
     """
+    device = device or find_device(None)
     if device.type != "cuda":
         return {"failed": "found no CUDA device that torch can use"}
     # Before the statistics: this starts CUDA, without which there are none to reset.

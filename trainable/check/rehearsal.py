@@ -10,18 +10,22 @@ not live here: what a state has (`train_state.py`), and how states differ (`comp
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch._dynamo  # each optimizer needs it: imported once, and not in each fork
@@ -29,6 +33,8 @@ from torch.nn.parameter import is_lazy
 
 from trainable.build import open_trainer
 from trainable.check.compare_states import StateDifference, state_differences
+from trainable.check.examine import Look
+from trainable.check.findings import Findings
 from trainable.checkpoint import CheckpointStore
 from trainable.config import OPTIMIZER_DEFAULTS, Interval, OptimizerConfig, TrialConfig, is_own
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
@@ -73,19 +79,20 @@ class _Trained:
     """What a process has to tell of its windows.
 
     Attributes:
-        refusal: Why the run could not be resumed: message, and key of the configuration.
+        refusal: Why the run could not be resumed.
         step: The step of its last save.
         optimizer_bytes: Bytes of the optimizer's state; None of a usual one, whose size is known.
         declared: The objects that say themselves what is saved of them.
         digests: Of each attribute of each object, what changes when it changes.
     """
 
-    refusal: tuple[str, str] | None = None
+    refusal: TrainingError | None = None
     step: int = 0
     optimizer_bytes: int | None = None
     builds_own: bool = False
     declared: list[str] = field(default_factory=list)
     digests: dict[str, list[str]] = field(default_factory=dict)
+    findings: Findings | None = None
 
 
 @dataclass
@@ -103,12 +110,13 @@ class Rehearsal:
     caution: str | None = None
     optimizer_bytes: int | None = None
     builds_own: bool = False
+    findings: Findings | None = None
 
 
-def rehearse_all(configs: Sequence[TrialConfig]) -> list[Rehearsal]:
+def rehearse_all(configs: Sequence[TrialConfig], look: Look | None = None) -> list[Rehearsal]:
     """Rehearse the first of several trials of one task, and the others with unusual optimizers."""
     first, *others = configs
-    found, optimizers = [rehearse(first)], [first.train.optimizer]
+    found, optimizers = [rehearse(first, look=look)], [first.train.optimizer]
     for one in others:
         optimizer = one.train.optimizer
         if optimizer not in optimizers and (found[0].builds_own or is_unusual(optimizer)):
@@ -122,30 +130,33 @@ def is_unusual(config: OptimizerConfig) -> bool:
     return is_own(config.name) or config.name not in _OURS or bool(config.arguments)
 
 
-def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Rehearsal:
+def rehearse(
+    config: TrialConfig, make: Callable[[], Task] | None = None, look: Look | None = None
+) -> Rehearsal:
     """Train a few windows in one piece and in two, in processes of their own, and compare.
+
+    `look` looks at the first run, in its process.
 
     Costs two builds and at most six windows, one after the other. A run of which this takes longer
     than `SECONDS` is not rehearsed, nor one that cannot train its first windows on one rank.
     """
-    deadline = time.monotonic() + SECONDS
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         directory = Path(name)
-        config = _alone(config)
-        first = _in_fork(deadline, _train, config, directory, make)
+        train = partial(_in_time, time.monotonic() + SECONDS, _alone(config), directory, make)
+        first = train(look)
         if first is None or first.refusal is not None or first.step <= _BEFORE:
-            return Rehearsal(_error(first))
-        found = Rehearsal(None, None, first.optimizer_bytes, first.builds_own)
+            return Rehearsal(None if first is None else first.refusal)
+        found = Rehearsal(None, None, first.optimizer_bytes, first.builds_own, first.findings)
         whole = _taken_back(directory)
-        again = _in_fork(deadline, _train, config, directory, make)
+        again = train()
         if again is None or again.refusal is not None:
-            found.problem = _error(again)
+            found.problem = None if again is None else again.refusal
             return found
         resumed = _taken_back(directory)
         differing = [*state_differences(whole, resumed, ignored=MEASURED)]
         if not differing:
             return found
-        third = _in_fork(deadline, _train, config, directory, make)
+        third = train()
         if third is None or third.refusal is not None:
             return found
         repeated = _taken_back(directory)
@@ -157,6 +168,14 @@ def rehearse(config: TrialConfig, make: Callable[[], Task] | None = None) -> Reh
         elif lost:
             found.problem = _refused(lost[0], first, again, third)
     return found
+
+
+def _in_time(deadline: float, *arguments: Any) -> _Trained | None:
+    """Train in a fork; return None if that ends its process or is late."""
+    with contextlib.suppress(ForkEnded):
+        found: _Trained | None = in_fork(_train, *arguments, deadline=deadline)
+        return found
+    return None
 
 
 def _alone(config: TrialConfig) -> TrialConfig:
@@ -174,41 +193,78 @@ def _alone(config: TrialConfig) -> TrialConfig:
     )
 
 
-def _in_fork(
-    deadline: float, function: Callable[..., _Trained | None], *arguments: Any
-) -> _Trained | None:
-    """Return what a function returns in a fork of this process; None if it fails, or is late."""
+class ForkEnded(Exception):
+    """A fork of this process ended without an answer, or was late."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+        """The exit code; negative for a signal."""
+
+
+def in_fork(
+    function: Callable[..., Any],
+    *arguments: Any,
+    deadline: float = math.inf,
+    quiet: bool = True,
+) -> Any:
+    """Return what a function returns in a fork of this process, which then is killed.
+
+    Raises:
+        ForkEnded: It has ended, as where the function raises, or did not answer in time.
+    """
     ours, theirs = Pipe(duplex=False)
-    with contextlib.suppress(ChildProcessError), ours:
+    with ours:
         if not (pid := os.fork()):
-            try:
-                os.setpgid(0, 0)
-                end_with_parent()
-                null = os.open(os.devnull, os.O_RDWR)
-                for stream in (0, 1, 2):  # all that the task prints is printed by the check, too
-                    os.dup2(null, stream)
-                reseed()
-                warnings.simplefilter("ignore")
-                theirs.send(function(*arguments))
-            # whatever the user's code raises is raised again, and told, by the check
-            finally:
-                os._exit(0)
+            _answer(theirs, function, arguments, quiet=quiet)
         theirs.close()
+        status, left = None, deadline - time.monotonic()
         try:
-            with contextlib.suppress(EOFError):  # the task has ended its process
-                if ours.poll(max(0.0, deadline - time.monotonic())):
-                    found: _Trained | None = ours.recv()
-                    return found
+            if ours.poll(None if left == math.inf else max(0.0, left)):
+                return ours.recv()
+        except EOFError:  # the task has ended its process
+            _, status = os.waitpid(pid, 0)
         finally:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # what the task has left
+                if status is None:
+                    os.kill(pid, signal.SIGKILL)
                 os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return None
+            if status is None:
+                os.waitpid(pid, 0)
+    raise ForkEnded(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _answer(
+    answers: Connection, function: Callable[..., Any], arguments: Sequence[Any], *, quiet: bool
+) -> NoReturn:
+    """Send what a function returns, and end this process."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        end_with_parent()
+        if quiet:  # what ends the task is printed where it is examined
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(null, stream)
+        reseed()
+        warnings.simplefilter("ignore")
+        answers.send(function(*arguments))
+        code = 0
+    # whatever the user's code raises, this process must not go on as its parent
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _train(
-    config: TrialConfig, directory: Path, make: Callable[[], Task] | None
+    config: TrialConfig,
+    directory: Path,
+    make: Callable[[], Task] | None,
+    look: Look | None = None,
 ) -> _Trained | None:
     """Train to the end of the rehearsal, from the save in the directory if there is one."""
     resumes, saving = any(directory.iterdir()), False
@@ -216,8 +272,11 @@ def _train(
     try:
         if make is None and load_loop(config.task.name) is not None:
             return None
+        started = time.perf_counter()
         trainer = open_trainer(config, directory, task=make and make())
         assert isinstance(trainer, Trainer)
+        if look is not None:
+            look.at_start(trainer, time.perf_counter() - started)
         saves_all = config.checkpoint.parameters == "all"
         weights = (p for p in trainer.model.parameters() if not is_lazy(p))
         if sum(p.nbytes for p in weights if saves_all or p.requires_grad) > _MOST_BYTES:
@@ -236,23 +295,22 @@ def _train(
         for _ in trainer.events():
             pass
         trainer.store.wait()
-        state = state_dict()
+        state, step = state_dict(), trainer.state.progress.step
         objects, task = trainer.state.objects[0], type(trainer.task)
         builds, optimizer = builds_own(trainer.task), config.train.optimizer
+        digests = objects.compared()
+        declared = objects.declared()
+        if task.state_dict is not Task.state_dict:
+            declared.append(f"{task.__name__}.state_dict()")
         return _Trained(
-            None,
-            trainer.state.progress.step,
-            num_bytes(state["optimizer"]) if builds or is_unusual(optimizer) else None,
-            builds,
-            [
-                *objects.declared(),
-                *(
-                    [f"{task.__name__}.state_dict()"]
-                    if task.state_dict is not Task.state_dict
-                    else []
-                ),
-            ],
-            objects.compared(),
+            step=step,
+            optimizer_bytes=(
+                num_bytes(state["optimizer"]) if builds or is_unusual(optimizer) else None
+            ),
+            builds_own=builds,
+            declared=declared,
+            digests=digests,
+            findings=look.at_end(trainer) if look is not None and step > _BEFORE else None,
         )
     # A user's code may raise anything.
     except Exception as error:
@@ -260,22 +318,21 @@ def _train(
             return None
         refusal = _of_optimizer(error, config, trainer)
         if isinstance(error, ConfigError) and error.key.startswith("train.optimizer"):
-            refusal = error.message, error.key
+            refusal = error
         if refusal is None and (saving or resumes):
-            text = str(error)
+            refusal = error if isinstance(error, ConfigError) else TaskError(str(error))
             if not isinstance(error, TrainingError):
-                text = (
+                refusal = TaskError(
                     f"{'a save' if saving else 'a run that is resumed'} raised "
                     f"{type(error).__name__}: {error}; a run is saved and resumed at any step; "
                     "correct what its methods save and restore"
                 )
-            refusal = text, getattr(error, "key", None) or "task"
         return None if refusal is None else _Trained(refusal)
 
 
 def _of_optimizer(
     error: BaseException, config: TrialConfig, trainer: Trainer | None
-) -> tuple[str, str] | None:
+) -> TrainingError | None:
     """Return what is wrong with the optimizer that has raised an exception, if one has."""
     problem: BaseException | None = error
     while problem is not None:
@@ -289,17 +346,11 @@ def _of_optimizer(
                 remedy = OWN_LOOP if closure else "correct it, or its options"
                 text = _OF_OPTIMIZERS[method].format(said=said, remedy=remedy)
                 if trainer is not None and builds_own(trainer.task):
-                    return f"build_optimizer(): {text}", "task"
-                return f"{config.train.optimizer.name!r}: {text}", "train.optimizer.name"
+                    return TaskError(f"build_optimizer(): {text}")
+                name = config.train.optimizer.name
+                return ConfigError(f"{name!r}: {text}", key="train.optimizer.name")
         problem = problem.__cause__
     return None
-
-
-def _error(trained: _Trained | None) -> TrainingError | None:
-    if trained is None or trained.refusal is None:
-        return None
-    text, key = trained.refusal
-    return TaskError(text) if key == "task" else ConfigError(text, key=key)
 
 
 def _taken_back(directory: Path) -> dict[str, Any]:
@@ -325,7 +376,7 @@ def _counts(found: StateDifference, first: _Trained | None = None) -> bool:
 
 def _refused(
     found: StateDifference, first: _Trained, again: _Trained, third: _Trained
-) -> TrainingError | None:
+) -> TrainingError:
     """Return the error for a difference between a run in one piece and one that was resumed."""
     names = [
         name.split(" ")
@@ -356,7 +407,7 @@ def _refused(
     )
     of_optimizer = all(one.startswith("optimizer") for one in first.declared or [""])
     is_named = of_optimizer and not first.builds_own
-    return _error(_Trained((text, "train.optimizer.name" if is_named else "task")))
+    return ConfigError(text, key="train.optimizer.name") if is_named else TaskError(text)
 
 
 def _unsteady(found: StateDifference) -> str:

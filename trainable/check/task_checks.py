@@ -44,7 +44,6 @@ from trainable.forms import (
     unweighted_sum,
     wrong_type,
 )
-from trainable.hooks import check_hooks
 from trainable.optim import Scalar, builds_own
 from trainable.ranks import WHOLE
 from trainable.reachable import by_attributes, kind_of
@@ -88,18 +87,20 @@ _OTHER_NAMES = {
 """Methods of Lightning and of the Hugging Face trainer, and the method of a task for each."""
 
 
-def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> list[str]:
-    """Check a task's methods, a few samples and their loss.
+def quick_check(
+    parts: Parts, *, resumed: bool = False, workers: int = 1, begun: bool = False
+) -> list[str]:
+    """Check a task's methods, a few samples and their loss; `begun` tells that it has trained.
 
     This changes the model's state and the random generators: do not train the model afterwards.
     """
     task, data, device = parts.task, parts.data, parts.precision.device
-    check_hooks(task)
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():
-            with contextlib.suppress(Exception):  # a user's code may raise anything
-                task.on_epoch_start(0)
+            if not begun:
+                with contextlib.suppress(Exception):  # a user's code may raise anything
+                    task.on_epoch_start(0)
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "
@@ -162,29 +163,26 @@ def uncalled_methods(task: Task) -> list[str]:
 
 def has_literal(task: Task, names: Collection[str]) -> bool:
     """Whether the module of a task's class has one of these texts, or has no source to search."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[type(task).__module__]))
-    except (OSError, TypeError, KeyError, SyntaxError):
-        return True
-    return any(isinstance(n, ast.Constant) and n.value in names for n in ast.walk(tree))
+    nodes = _nodes(type(task))
+    return nodes is None or any(isinstance(n, ast.Constant) and n.value in names for n in nodes)
 
 
 def _is_mentioned(name: str, kinds: set[type]) -> bool:
     """Whether the modules of these classes use a name, or have no source to search."""
-    for kind in kinds:
-        try:
-            tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
-        except (OSError, TypeError, KeyError, SyntaxError):
-            return True
-        for node in ast.walk(tree):
-            used = (
-                getattr(node, "attr", None),
-                getattr(node, "id", None),
-                getattr(node, "value", None) if isinstance(node, ast.Constant) else None,
-            )
-            if name in used:
-                return True
-    return False
+    found = [_nodes(kind) for kind in kinds]
+    return any(
+        nodes is None
+        or any(name in (getattr(n, key, None) for key in ("attr", "id", "value")) for n in nodes)
+        for nodes in found
+    )
+
+
+def _nodes(kind: type) -> list[ast.AST] | None:
+    """Return the syntax of the module of a class; None without a source."""
+    try:
+        return [*ast.walk(ast.parse(inspect.getsource(sys.modules[kind.__module__])))]
+    except (OSError, TypeError, KeyError, SyntaxError):
+        return None
 
 
 def draws_in_validation(data: Data) -> bool:

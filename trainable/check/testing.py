@@ -28,7 +28,7 @@ from trainable.config import ScheduleConfig, TrainConfig
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.forms import batch_problem, mean_problem, output_problem, result_problem
-from trainable.hooks import Hooks, check_hooks
+from trainable.hooks import Hooks
 from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState, run_objects
@@ -41,7 +41,7 @@ from trainable.seeding import (
     set_seed,
 )
 from trainable.splits import is_stream
-from trainable.task import Batch, Data, Samples, Task, check_data, set_total_steps
+from trainable.task import Batch, Data, Samples, Task, check_calls, check_data, set_total_steps
 from trainable.train_state import check_read_back, check_state, model_state
 
 _SAMPLES = 8  # enough for two halves of a batch, and few enough for a large model on a CPU
@@ -83,7 +83,7 @@ def check_task(
 def _problems(task: Task, seed: int, wanted: Sequence[str], config: TrainConfig) -> Iterator[str]:
     yield from uncalled_methods(task)
     try:
-        check_hooks(task)
+        check_calls(task)
         data = check_data(task.build_data(), task)
     except TaskError as problem:
         yield str(problem)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainable.check.inspect_task import inspect_config
+from trainable.check.examine import examine
+from trainable.check.findings import CheckRequest
 from trainable.check.memory_probe import run_two_steps
 from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig
@@ -101,15 +102,16 @@ def test_run_has_that_order(
     assert _calls == [ORDER]
 
 
-@pytest.mark.parametrize("options", [{}, {"whole_steps": True}, {"thorough": True}], ids=str)
+@pytest.mark.parametrize("thorough", [False, True])
 def test_check_of_a_sweep_has_the_order_of_a_run(
-    configure: Callable[..., TrialConfig], options: dict[str, bool]
+    configure: Callable[..., TrialConfig], thorough: bool
 ) -> None:
-    answer = inspect_config(_config(configure, metric="val/ended"), **options)
-    assert answer["checked"] == []
-    assert answer["step_seconds"] > 0
-    assert answer["evaluation_seconds"] > 0
-    assert _calls == [ORDER] * (2 if options.get("thorough") else 1)
+    config = _config(configure, metric="val/ended")
+    found = examine(CheckRequest(config=config, thorough=thorough))
+    assert found.checked == []
+    assert found.step_seconds
+    assert found.evaluation_seconds
+    assert _calls == [ORDER] * (2 if thorough else 1)
 
 
 def test_check_in_a_test_has_the_order_of_a_run() -> None:

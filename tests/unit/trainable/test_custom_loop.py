@@ -17,7 +17,8 @@ from torch import nn
 
 from tests.message_parts import assert_parts
 from trainable.build import check_loop, open_trainer
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TaskConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
@@ -461,9 +462,12 @@ def test_function_that_is_no_loop_is_refused_before_it_runs(name, tmp_path):
     function, words = NO_LOOPS[name]
     task = TaskConfig(name=f"{__name__}:{function.__name__}", width=8)
     config = _config().model_copy(update={"task": task})
-    for start in (inspect_config, functools.partial(open_trainer, directory=tmp_path / "run")):
+    for start in (
+        lambda: inspect_task(CheckRequest(config=config)),
+        lambda: open_trainer(config, tmp_path / "run"),
+    ):
         with pytest.raises(ConfigError) as refused:
-            start(config)
+            start()
         assert refused.value.key == "task.name"
         for part in (f"{task.name!r} is a function that", *words):
             assert part in refused.value.message
@@ -625,9 +629,9 @@ def test_report_says_whether_the_best_state_lacks_a_model(tmp_path):
 
 
 def test_preflight_does_not_start_the_loop():
-    found = inspect_config(_config(die_in=0))
-    assert found["own_loop"] is True
-    assert list(found["code"]) == ["ownloops.py"]
+    found = inspect_task(CheckRequest(config=_config(die_in=0)))
+    assert found.own_loop is True
+    assert list(found.code) == ["ownloops.py"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.optimizers import TwoOptimizers
-from trainable.build import build_parts
+from trainable.build import build_parts, build_step
 from trainable.check.first_batches import FirstBatches
 from trainable.check.rehearsal import rehearse
 from trainable.check.task_checks import quick_check
@@ -20,7 +20,6 @@ from trainable.check.testing import check_task
 from trainable.config import TaskConfig
 from trainable.errors import TaskError
 from trainable.export import load_model
-from trainable.hooks import HOOKS
 from trainable.logged import Log, means
 from trainable.optim import members
 from trainable.store.metrics_file import read_rows
@@ -168,7 +167,7 @@ def test_epoch_value_is_a_metric_of_the_sweep(tmp_path, opened, configure):
     assert rehearse(config, Curriculum).problem is None
     parts = build_parts(config, device=torch.device("cpu"), task=Curriculum())
     assert quick_check(parts) == []
-    first = FirstBatches(parts, config)
+    first = FirstBatches(parts, config, build_step(parts, config.train))
     first.compute()
     assert first.cautions == []
     trainer, _ = _run(opened, config, tmp_path)
@@ -221,15 +220,14 @@ def _leave_out(self, model):
     ],
 )  # fmt: skip
 def test_harmful_hooks_are_refused_before_a_run(configure, methods, said):
-    task = type("Custom", (Curriculum,), methods)()
-    parts = build_parts(configure(), device=torch.device("cpu"), task=task)
     with pytest.raises(TaskError, match=said):
-        _check(parts, configure())
+        _check(type("Custom", (Curriculum,), methods)(), configure())
 
 
-def _check(parts, config):
+def _check(task, config):
+    parts = build_parts(config, device=torch.device("cpu"), task=task)
     quick_check(parts)
-    first = FirstBatches(parts, config)
+    first = FirstBatches(parts, config, build_step(parts, config.train))
     first.compute()
     if first.cautions:
         raise TaskError("; ".join(first.cautions))
@@ -355,10 +353,6 @@ def test_evaluation_has_one_value_of_each_name():
     for _ in range(2):
         log.add("hits", 2, over="epoch", reduce="sum")
     assert means([log.take(), log.take_epoch()]) == [{"val/hits": 4.0}, {"hits": 3.0}]
-
-
-def test_each_hook_is_a_method_of_task():
-    assert all(hasattr(Task, name) for name in HOOKS)
 
 
 class Annealed(Curriculum):

@@ -8,7 +8,8 @@ import torch
 from sweeps.engine.task_check import TaskFacts
 from tests.message_parts import assert_parts
 from trainable.build import open_trainer
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.config import OptimizerConfig, TrialConfig
 from trainable.optim import state_bytes
 
@@ -29,7 +30,7 @@ def test_estimated_bytes_equal_used_bytes(tmp_path, optimizer):
             "train": {"optimizer": optimizer},
         }
     )
-    told = inspect_config(config)["optimizer_bytes"]
+    told = inspect_task(CheckRequest(config=config)).optimizer_bytes
     with open_trainer(config, tmp_path, device="cpu") as trainer:
         list(trainer.events())
         saved = trainer.state.state_dict()["optimizer"]["state"].values()

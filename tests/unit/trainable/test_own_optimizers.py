@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tests.optimizers import ScheduleFree, TwoOptimizers
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.config import (
     OPTIMIZER_DEFAULTS,
     SCHEDULES,
@@ -195,9 +196,9 @@ def test_options_of_a_class_that_are_not_given_are_its_own():
     ids=lambda options: options["name"].rpartition(":")[2],
 )
 def test_optimizer_that_can_be_restored_passes_the_check(configure, options):
-    answer = inspect_config(_spiral(configure(optimizer=options)))
-    assert answer["optimizer_bytes"] >= answer["weight_bytes"] or options["name"].endswith("ting")
-    files = {name.rpartition("/")[2] for name in answer["code"]}
+    found = inspect_task(CheckRequest(config=_spiral(configure(optimizer=options))))
+    assert found.optimizer_bytes >= found.weight_bytes or options["name"].endswith("ting")
+    files = {name.rpartition("/")[2] for name in found.code}
     assert ("test_own_optimizers.py" in files) == (":" in options["name"])
 
 
@@ -206,7 +207,7 @@ def test_optimizer_that_cannot_be_restored_is_refused(configure, kind):
     sound = _spiral(configure())
     broken = _spiral(configure(optimizer=_own(kind)))
     with pytest.raises(ConfigError) as refused:
-        inspect_config(sound, variants=[sound, broken])
+        inspect_task(CheckRequest(config=sound, variants=(sound, broken)))
     assert refused.value.key == "train.optimizer.name"
     assert ("own-loop.md" in str(refused.value)) == (kind is Asserting)
 

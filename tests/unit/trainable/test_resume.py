@@ -15,7 +15,8 @@ import torch
 from tests.optimizers import TwoOptimizers
 from trainable import checkpoint
 from trainable.build import open_trainer
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError
 from trainable.store.local import LocalFiles
@@ -628,7 +629,7 @@ def test_unreadable_state_is_refused_before_training(tmp_path, opened, configure
         _run(trainer)
     assert trainer.state.progress.step == 2
     with pytest.raises(CheckpointError, match=wanted):
-        inspect_config(config)
+        inspect_task(CheckRequest(config=config))
 
 
 def test_eager_momentum_is_kept_if_a_state_has_none(tmp_path, opened, configure, toy):

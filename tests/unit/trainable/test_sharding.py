@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from sweeps.engine.task_check import TaskFacts
 from tests.rank_training import TIMEOUT, Groups, config, curve, to_end
 from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError, RankLost, TaskError, TrainingError
@@ -157,8 +159,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 @pytest.mark.integration
 def test_announced_sizes_are_those_of_the_first_rank(runs: _Runs) -> None:
-    answer = inspect_config(_config())
-    told = TaskFacts(**{key: answer[key] for key in answer if key.endswith("_bytes")})
+    found = asdict(inspect_task(CheckRequest(config=_config())))
+    told = TaskFacts(**{key: found[key] for key in found if key.endswith("_bytes")})
     sizes = RankSizes.of(_config(), told)
     assert sizes is not None
     weights, moments = runs.held

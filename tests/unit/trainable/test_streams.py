@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from tests.chaos.sampled_data import ShuffledStream, sampled
 from tests.unit.trainable.conftest import Noisy, Toy
 from tests.unit.trainable.test_resume import Crash, _crash_at, _curve, _equal, _run
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TrainingError
 from trainable.task import Data
@@ -228,7 +229,7 @@ def test_data_that_cannot_resume_exactly_are_refused(
 ):
     config = _config(tmp_path, monkeypatch, configure, source, **train)
     with pytest.raises(TrainingError, match=message):
-        inspect_config(config)
+        inspect_task(CheckRequest(config=config))
 
 
 @pytest.mark.parametrize(
@@ -242,8 +243,8 @@ def test_searched_batch_size_without_effect_is_refused(tmp_path, monkeypatch, co
     config = _config(tmp_path, monkeypatch, configure, DATA.format(source))
     other = config.model_copy(update={"train": configure(batch_size=24).train})
     with pytest.raises(ConfigError, match=r"is searched, and .* all trials would train alike"):
-        inspect_config(config, other)
-    assert inspect_config(config, config)["steps_per_epoch"] == 8
+        inspect_task(CheckRequest(config=config, longest_warmup=other))
+    assert inspect_task(CheckRequest(config=config)).steps_per_epoch == 8
 
 
 @pytest.mark.parametrize("budget", [{"epochs": 2}, {"samples": 80, "report_every": 40}])
@@ -251,10 +252,10 @@ def test_unknown_length_needs_a_budget_in_steps(tmp_path, monkeypatch, configure
     source = "    __len__ = None\n" + DATA.format("DataLoader(Stream(), 5), plain")
     config = _config(tmp_path, monkeypatch, configure, source, sweep={"budget": budget})
     with pytest.raises(ConfigError, match=r"budget: \{steps: 20000, report_every: 500\}"):
-        inspect_config(config)
+        inspect_task(CheckRequest(config=config))
     steps = {"budget": {"steps": 6, "report_every": 3}}
     config = _config(tmp_path, monkeypatch, configure, source, sweep=steps)
-    assert inspect_config(config)["total_steps"] == 6
+    assert inspect_task(CheckRequest(config=config)).total_steps == 6
 
 
 @pytest.mark.parametrize(
@@ -270,8 +271,10 @@ def test_unknown_length_has_no_epochs_to_count(tmp_path, monkeypatch, configure,
         for one in ({}, train)
     )
     for first, *others in ([counting], [*[plain] * another, counting]):
+        longest, *variants = *others, first
+        request = CheckRequest(config=first, longest_warmup=longest, variants=tuple(variants))
         with pytest.raises(ConfigError, match="does not tell its length"):
-            inspect_config(first, *others[:1], variants=others[1:])
+            inspect_task(request)
 
 
 def test_second_save_of_a_place_is_the_first(tmp_path, opened, configure):

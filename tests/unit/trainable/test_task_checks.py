@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import weight_norm
 from torch.utils.data import Dataset, default_collate
 
-from trainable.build import build_parts
+from trainable.build import build_parts, build_step
 from trainable.check.first_batches import FirstBatches
 from trainable.check.task_checks import quick_check, uncalled_methods
 from trainable.check.testing import check_task
@@ -104,7 +104,8 @@ def checked(configure):
     def check(**methods):
         task = type("Custom", (Plain,), methods)()
         parts = build_parts(configure(), device=torch.device("cpu"), task=task)
-        cautions, first = quick_check(parts), FirstBatches(parts, configure())
+        cautions = quick_check(parts)
+        first = FirstBatches(parts, configure(), build_step(parts, configure().train))
         first.compute()
         return cautions + first.cautions
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from trainable.calls import HOOKS
 from trainable.config import LoaderConfig
 from trainable.data import LoaderSource, SplitReading, WindowPlan
 from trainable.errors import TaskError
-from trainable.hooks import HOOKS
 from trainable.task import Data
 from trainable.user_code.task_code import task_code
 

@@ -15,7 +15,6 @@ from trainable.check.first_batches import FirstBatches
 from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TaskError
-from trainable.optim import builds_own
 from trainable.task import Data, Task
 
 LOOSE = nn.Parameter(torch.ones(2))
@@ -121,8 +120,7 @@ REFUSED: dict[str, tuple[Task, tuple[str, ...]]] = {
 def _compute(configure: Callable[..., TrialConfig], task: Task, **options: Any) -> FirstBatches:
     config = configure()
     parts = build_parts(config, device=torch.device("cpu"), task=task)
-    step = build_step(parts, config.train) if builds_own(task) else None
-    first = FirstBatches(parts, config, step=step, **options)
+    first = FirstBatches(parts, config, build_step(parts, config.train), **options)
     first.compute()
     return first
 

@@ -23,7 +23,8 @@ from torch.ao.quantization import (
 )
 
 from trainable.check.compare_states import state_differences
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.config import TrialConfig
 from trainable.loop import Trainer
 from trainable.task import Data, Task
@@ -176,12 +177,13 @@ def test_model_passes_the_check_of_a_sweep(
     kind, arguments = TASKS[name]
     config = configure()
     task = {"name": f"{__name__}:{kind.__name__}", **arguments}
-    answer = inspect_config(TrialConfig.model_validate({**config.model_dump(), "task": task}))
-    assert answer["checked"] == []
-    assert answer["num_parameters"] == sum(
+    config = TrialConfig.model_validate({**config.model_dump(), "task": task})
+    found = inspect_task(CheckRequest(config=config))
+    assert found.checked == []
+    assert found.num_parameters == sum(
         p.numel() for p in _after_a_pass(kind(**arguments)).parameters()
     )
-    assert answer["step_seconds"] > 0
+    assert found.step_seconds is not None
 
 
 def _after_a_pass(task: Task) -> nn.Module:

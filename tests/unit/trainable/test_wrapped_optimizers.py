@@ -12,7 +12,8 @@ import torch
 from pytorch_optimizer import Lookahead
 from torch import nn
 
-from trainable.check.inspect_task import inspect_config
+from trainable.check.findings import CheckRequest
+from trainable.check.inspect_task import inspect_task
 from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.optim import build_optimizer
@@ -158,7 +159,7 @@ def test_wrapper_that_a_run_cannot_use_is_refused(
     configure: Callable[..., TrialConfig], kind: type
 ) -> None:
     with pytest.raises(TaskError, match=r"^build_optimizer\(\): ") as refused:
-        inspect_config(_config(configure, kind))
+        inspect_task(CheckRequest(config=_config(configure, kind)))
     for part in REFUSED[kind]:
         assert part in str(refused.value)
 
@@ -185,7 +186,7 @@ def test_wrapper_is_refused_without_a_step(
 
 def test_object_that_is_no_optimizer_is_refused(configure: Callable[..., TrialConfig]) -> None:
     with pytest.raises(TaskError, match="an object of type NoOptimizer"):
-        inspect_config(_config(configure, NoOptimizer))
+        inspect_task(CheckRequest(config=_config(configure, NoOptimizer)))
 
 
 @pytest.mark.parametrize("kind", [Mended, Lookahead], ids=lambda kind: kind.__name__)
@@ -196,7 +197,7 @@ def test_wrapper_of_the_right_form_trains_and_resumes_to_the_same_bits(
     kind: type,
 ) -> None:
     """That of pytorch_optimizer has a `state_dict()` of its own form."""
-    inspect_config(_config(configure, kind))
+    inspect_task(CheckRequest(config=_config(configure, kind)))
     config = configure(every="2 steps")
     whole = opened(config, tmp_path / "whole", Built(kind.__name__))
     list(whole.events())

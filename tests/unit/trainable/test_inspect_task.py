@@ -1,0 +1,111 @@
+"""One rehearsal answers what a sweep asks about its task, by as few builds as that takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from trainable.check.examine import BuildRaised, examine_or_refuse
+from trainable.check.findings import CheckRequest, Findings
+from trainable.check.inspect_task import inspect_task
+from trainable.check.rehearsal import ForkEnded, in_fork
+from trainable.config import TrialConfig
+from trainable.task import Data, Task
+
+_BUILDS = "TEST_BUILDS"
+_MEASURED = {"step_seconds", "evaluation_seconds", "build_seconds", "process_bytes"}
+
+
+class Growing(Task):
+    """Its data change in training. Notes each build in a file."""
+
+    def __init__(self, *, kind: str = "sound") -> None:
+        self.kind, self.steps = kind, 0
+
+    def build_data(self) -> Data:
+        x = torch.arange(96.0).view(24, 4).sin()
+        self.labels = (x.sum(1) > 0).long()
+        return Data(train=(x, self.labels), val=(x.clone(), self.labels.clone()))
+
+    def build_model(self) -> nn.Module:
+        with open(os.environ[_BUILDS], "a") as file:
+            file.write(".")
+        if self.kind == "raises":
+            raise ZeroDivisionError("no model")
+        if self.kind == "ends":
+            os._exit(7)
+        return nn.Linear(4, 2)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        if self.kind == "mean":
+            return F.cross_entropy(model(inputs), targets), 1
+        if self.kind == "diverges" and model.training and self.steps:
+            return model(inputs).sum() * torch.inf, len(targets)
+        return super().loss(model, batch)
+
+    def on_step_end(self, step: int) -> None:
+        self.labels[:step], self.steps = 1, step
+
+
+@pytest.fixture
+def request_of(
+    configure: Callable[..., TrialConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], CheckRequest]:
+    monkeypatch.setenv(_BUILDS, str(tmp_path / "builds"))
+
+    def made(kind: str) -> CheckRequest:
+        task = {"name": f"{__name__}:Growing", "kind": kind}
+        config = TrialConfig.model_validate({**configure().model_dump(), "task": task})
+        return CheckRequest.model_validate_json(CheckRequest(config=config).model_dump_json())
+
+    return made
+
+
+def _num_builds() -> int:
+    return len(Path(os.environ[_BUILDS]).read_text())
+
+
+def test_sound_task_is_built_once_and_resumed_once(
+    request_of: Callable[[str], CheckRequest],
+) -> None:
+    request = request_of("sound")
+    found = inspect_task(request)
+    assert _num_builds() == 2
+    assert found.checked == []
+    alone = in_fork(examine_or_refuse, request)
+    assert isinstance(alone, Findings)
+    first, second = (
+        {key: value for key, value in asdict(one).items() if key not in _MEASURED}
+        for one in (found, alone)
+    )
+    assert first == second  # the data as they were built
+    assert all(getattr(found, key) for key in _MEASURED)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("mean", "seems to return a mean"), ("diverges", "")])
+def test_task_with_a_caution_is_built_once_more(
+    kind: str, said: str, request_of: Callable[[str], CheckRequest]
+) -> None:
+    found = inspect_task(request_of(kind))
+    assert _num_builds() == 2 + (kind == "mean")  # a run that diverges is not resumed
+    assert [said in caution for caution in found.checked] == [True] * bool(said)
+    assert found.step_seconds
+
+
+def test_task_that_cannot_be_built_is_told_from_one_that_ends_its_process(
+    request_of: Callable[[str], CheckRequest],
+) -> None:
+    with pytest.raises(BuildRaised, match="ZeroDivisionError: no model"):
+        inspect_task(request_of("raises"))
+    with pytest.raises(ForkEnded) as ended:
+        inspect_task(request_of("ends"))
+    assert ended.value.code == 7
