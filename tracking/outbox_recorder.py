@@ -34,11 +34,16 @@ _INHERITED = (
 """Prefixes of the tags that name the user, the command, the code and the data."""
 Deliver = Callable[[Destination], DeliveryThread | DeliveryProcess]
 """Starts what delivers an outbox."""
+OnFinish = Callable[[int | None, Status, Mapping[str, str]], None]
+"""Receives each end before it is recorded: trial, status and tags; see `Recorder.finish`."""
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
 class OutboxRecorder:
-    """Records a sweep as one run, and each trial as one child of it."""
+    """Records a sweep as one run, and each trial as one child of it.
+
+    `check` is called before each record, and raises if this process must not write any more.
+    """
 
     def __init__(
         self,
@@ -48,12 +53,15 @@ class OutboxRecorder:
         *,
         announce: bool = True,
         deliver: Deliver | None = DeliveryThread,
+        check: Callable[[], None] = lambda: None,
+        on_finish: OnFinish | None = None,
     ) -> None:
         if not _SWEEP_ID.fullmatch(sweep.sweep_id):
             raise ValueError(
                 f"sweep_id is {sweep.sweep_id!r}; it must be 1 to 200 letters, digits, '_', '-' "
                 "or '.'; use uuid4().hex"
             )
+        self._check, self._on_finish = check, on_finish
         self._outbox = Outbox(sweep.outbox)
         if self._outbox.moved_aside is not None:
             logger.warning(
@@ -90,6 +98,7 @@ class OutboxRecorder:
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
         """Queue metrics; points at steps that were queued before are dropped."""
+        self._check()
         self._outbox.append_rows(trial, rows)
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
@@ -99,6 +108,7 @@ class OutboxRecorder:
 
     def artifact(self, trial: int | None, path: Path, name: str) -> None:
         """Copy the file into the outbox's directory and queue its upload."""
+        self._check()
         self._outbox.append_artifact(_number(trial), path, name)
 
     def finish(
@@ -109,7 +119,10 @@ class OutboxRecorder:
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Queue the terminal status."""
+        """Queue the terminal status, once `on_finish` has received it."""
+        self._check()
+        if self._on_finish is not None:
+            self._on_finish(trial, status, tags)
         payload = {
             "status": stored_status(status),
             "told": status,
@@ -182,9 +195,10 @@ class OutboxRecorder:
             "time": _now_ms() if at_ms is None else at_ms,
             "step": self._outbox.last_step(trial),
         }
-        self._outbox.append(trial, "start", payload)
+        self._append(trial, "start", payload)
 
     def _append(self, trial: int | None, kind: Kind, payload: Mapping[str, object]) -> None:
+        self._check()
         self._outbox.append(_number(trial), kind, payload)
 
 
@@ -194,16 +208,24 @@ def open_recorder(
     *,
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
+    check: Callable[[], None] = lambda: None,
+    on_finish: OnFinish | None = None,
 ) -> OpenTracker:
     """Open the recorder of a sweep and its delivery.
 
     With `announce`, the sweep's run is opened and the experiment tagged. `environment` is that of
     the process that delivers; None: records are only queued. An outbox that cannot be written
-    raises `OutboxError`.
+    raises `OutboxError`. `check` and `on_finish` are called before records; see `OutboxRecorder`.
     """
     deliver = None if environment is None else process_with(environment)
     recorder = OutboxRecorder(
-        tracker.uri, tracker.artifact_root, sweep, announce=announce, deliver=deliver
+        tracker.uri,
+        tracker.artifact_root,
+        sweep,
+        announce=announce,
+        deliver=deliver,
+        check=check,
+        on_finish=on_finish,
     )
     return OpenTracker(recorder, recorder)
 

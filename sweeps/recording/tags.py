@@ -7,7 +7,7 @@ machine and the code (`tracking.provenance`), and sending.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stores import find_tracker, tracker_at
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.outbox_recorder import open_recorder
+from tracking.outbox_recorder import OnFinish, open_recorder
 from tracking.recorder import TAG_REPEATS, Recorder, Status
 from tracking.tracker import OpenTracker, TrackedSweep
 from trainable.store.metrics_file import Row
@@ -271,8 +271,13 @@ def open_tracker(
     tags: Mapping[str, str],
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
+    check: Callable[[], None] = lambda: None,
+    on_finish: OnFinish | None = None,
 ) -> OpenTracker:
-    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts."""
+    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts.
+
+    `check` and `on_finish` are called before records; see `OutboxRecorder`.
+    """
     offline = environment is None
     tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
     attempts = ledger.attempts
@@ -285,4 +290,11 @@ def open_tracker(
         inherited=attempts[-1] if attempts else {},
         experiment_tags=leaders_views(spec, ledger.sweep_id),
     )
-    return open_recorder(tracker, sweep, announce=announce, environment=environment)
+    return open_recorder(
+        tracker,
+        sweep,
+        announce=announce,
+        environment=environment,
+        check=check,
+        on_finish=on_finish,
+    )

@@ -23,10 +23,10 @@ from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.integration.commandline import wait_until
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.processes import start_idle
-from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.store.metrics_file import Row
 

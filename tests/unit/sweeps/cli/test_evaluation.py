@@ -23,10 +23,10 @@ from sweeps.reconcile.repairs import apply
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import SweepView
+from tests.memory_recorder import MemoryRecorder
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
 from trainable.store.generations import STATE
 from trainable.store.notes import TESTED, read_tested
 

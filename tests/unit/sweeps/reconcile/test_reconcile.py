@@ -47,10 +47,10 @@ from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.store.local import LocalFiles
 from trainable.store.manifest import STATE

@@ -32,11 +32,11 @@ from sweeps.spec.spec import trial_yaml
 from sweeps.view.outcome import num_retryable
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import LOGGED, Row
 

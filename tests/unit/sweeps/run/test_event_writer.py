@@ -14,13 +14,12 @@ from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import WorkerRules
 from sweeps.stopping.schedulers import make_scheduler
 from sweeps.sweep_lock import lock_lost
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 from trainable.adapters.ray import OBJECTIVE
 
 
@@ -42,8 +41,9 @@ class Diary:
         real = getattr(owner, name)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
+            result = real(*args, **kwargs)
             self.done.append(what)
-            return real(*args, **kwargs)
+            return result
 
         return noted
 
@@ -52,7 +52,8 @@ class Kept:
     """A bookkeeper of one running trial, with what it did."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.sweep, self.recorder, self.diary = MadeSweep(root), MemoryRecorder(), Diary()
+        self.sweep, self.diary = MadeSweep(root), Diary()
+        self.recorder = MemoryRecorder(self.fence)
         self.lost: BaseException | None = None
         diary = self.diary
         self.number = self.sweep.add(None)
@@ -84,7 +85,7 @@ class Kept:
             }
         )
         self.keeper = TuneEventHandler(
-            self.sweep.session(LockedRecorder(self.recorder, self.fence), self.fence),
+            self.sweep.session(self.recorder, self.fence),
             view,
             make_scheduler(self.sweep.spec),
             WorkerRules(),

@@ -18,14 +18,13 @@ from ray.tune.experiment import Trial
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
-from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import NoWorkerStarts, StartWatch, WorkerRules
 from sweeps.stopping.schedulers import WouldStop, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 from trainable.errors import NonFiniteMetric
 
@@ -320,13 +319,14 @@ ACTS: dict[str, Act] = {
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> None:
     """It looked at its lock at the beginning of Tune's turn, stood still, and was replaced."""
-    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    sweep = MadeSweep(tmp_path)
     number = sweep.add(None, 0.5)
     lock, successor = SweepLock(sweep.paths.lock), SweepLock(sweep.paths.lock)
+    recorder = MemoryRecorder(lock.check)
     lock.acquire()
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
-        sweep.session(LockedRecorder(recorder, lock.check), lock.check),
+        sweep.session(recorder, lock.check),
         view,
         make_scheduler(sweep.spec),
         WorkerRules(),

@@ -27,7 +27,7 @@ from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
-from tracking.recorder import MemoryRecorder
+from tests.memory_recorder import MemoryRecorder
 from trainable.config import BudgetConfig
 from trainable.store.metrics_file import Row
 
