@@ -16,6 +16,7 @@ from tracking.recorder import (
     check_artifact_name,
     stored_status,
 )
+from tracking.trial_log import Target, TrialLog
 
 
 @dataclass
@@ -32,15 +33,22 @@ class MemoryRun:
     """`at_ms` of the first `start` that had one."""
     ended_ms: int | None = None
     """`at_ms` of the last `finish`."""
+    target: Target | None = None
+    """How much of the trial's log is followed."""
     marks: HighWaterMarks = field(default_factory=HighWaterMarks, repr=False)
 
 
 class MemoryRecorder:
-    """Records into `runs`; `check` is called before each record, as in `OutboxRecorder`."""
+    """Records into `runs`; `check` is called before each record, as in `OutboxRecorder`.
 
-    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+    Without the directory of an outbox, beside which the trials' logs are, logs have no rows.
+    """
+
+    def __init__(
+        self, check: Callable[[], None] = lambda: None, *, outbox: Path | None = None
+    ) -> None:
         self.runs: dict[int | None, MemoryRun] = {None: MemoryRun()}
-        self._check = check
+        self._check, self._outbox = check, outbox
 
     def start(
         self,
@@ -55,7 +63,7 @@ class MemoryRecorder:
         run = self._run(trial)
         run.began_ms = run.began_ms or at_ms
         run.status = "RUNNING"
-        step = max(run.marks.steps.values(), default=0)
+        step = max([run.target.step if run.target else 0, *run.marks.steps.values()])
         for name, value in params.items():
             key, text = clean_key(name), str(value)
             tag = clean_key(CHANGED_PREFIX + key)
@@ -70,8 +78,18 @@ class MemoryRecorder:
         """Record metrics; the first value of a (key, step) stays."""
         self._check()
         run = self._run(trial)
-        for row in run.marks.filter_new(rows):
-            run.points.update({(key, row.step): value for key, value in row.metrics.items()})
+        for point in run.marks.filter_new(rows):
+            run.points[point.key, point.step] = point.value
+
+    def follow(self, trial: int, step: int, *, every: int = 1, ended: bool = False) -> None:
+        """Record the rows of the trial's log that are there now."""
+        self._check()
+        run = self._run(trial)
+        run.target = Target(step, every, ended)
+        if self._outbox is not None:
+            log = TrialLog(self._outbox, trial)
+            for point in log.read(run.target, run.marks, 10**9).points:
+                run.points[point.key, point.step] = point.value
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
         """Set tags."""

@@ -11,18 +11,19 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from redaction.secrets import redact_value
-from tracking.delivery import logger
 from tracking.delivery_loop import DeliveryThread, Destination
 from tracking.delivery_process import DeliveryProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
 from tracking.metric_points import MetricRow
-from tracking.outbox import SWEEP, Kind, Outbox
+from tracking.outbox import SWEEP, Kind, Outbox, logger
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Status, stored_status
 from tracking.tracker import OpenTracker, TrackedSweep, Tracker
+from tracking.trial_log import Target
 
 _INHERITED = (
     "mlflow.user",
@@ -97,9 +98,14 @@ class OutboxRecorder:
         self._start(trial, params, tags, self._inherited, at_ms)
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Queue metrics; points at steps that were queued before are dropped."""
+        """Queue metrics; points at steps that were sent before are dropped."""
         self._check()
         self._outbox.append_rows(trial, rows)
+
+    def follow(self, trial: int, step: int, *, every: int = 1, ended: bool = False) -> None:
+        """Deliver the trial's log up to a step from now on."""
+        self._check()
+        self._outbox.follow(trial, Target(step, every, ended))
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
         """Queue tags."""
@@ -237,34 +243,28 @@ def process_with(environment: Mapping[str, str]) -> Deliver:
 
 def set_target(outbox: Path, tracker: Tracker) -> None:
     """Make an outbox deliver to a tracker; see `Outbox.set_target`."""
-    queue = Outbox(outbox)
-    try:
+    with closing(Outbox(outbox)) as queue:
         gone = tracker.has_lost(list(queue.runs().values()))
         queue.set_target(tracker.identity(), gone=gone)
-    finally:
-        queue.close()
 
 
 def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
     """Make an outbox record some trials from their beginning; see `Outbox.reset_trials`."""
     if trials:
-        queue = Outbox(outbox)
-        try:
+        with closing(Outbox(outbox)) as queue:
             queue.reset_trials({_number(trial): is_gone for trial, is_gone in trials.items()})
-        finally:
-            queue.close()
 
 
-def replace_runs(outbox: Path, trials: Iterable[int]) -> None:
-    """Make an outbox record some trials in new runs; see `Outbox.replace_run`."""
-    trials = list(trials)
-    if trials:
-        queue = Outbox(outbox)
-        try:
-            for trial in trials:
-                queue.replace_run(trial)
-        finally:
-            queue.close()
+def replace_run(outbox: Path, trial: int) -> None:
+    """Make an outbox record a trial in a new run; see `Outbox.replace_run`."""
+    with closing(Outbox(outbox)) as queue:
+        queue.replace_run(trial)
+
+
+def limit_log(outbox: Path, trial: int, step: int) -> None:
+    """Make an outbox deliver no further row of a trial's log; see `Outbox.limit_log`."""
+    with closing(Outbox(outbox)) as queue:
+        queue.limit_log(trial, step)
 
 
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The `Recorder` protocol of five methods; `tracking.outbox_recorder` has the recorder of a sweep.
+"""The `Recorder` protocol of six methods; `tracking.outbox_recorder` has the recorder of a sweep.
 
 Callers depend on the protocol alone. What must not live here: MLflow, queues, anything beyond the
 standard library.
@@ -53,7 +53,24 @@ class Recorder(Protocol):
         ...
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Record metrics. The first value of each (key, step) stays."""
+        """Record a few metrics that are not in the trial's log.
+
+        The first value of each (key, step) stays.
+        """
+        ...
+
+    def follow(self, trial: int, step: int, *, every: int = 1, ended: bool = False) -> None:
+        """Record the rows of the trial's log up to a step.
+
+        The log is `metrics.jsonl` and `logged.jsonl` in the trial's directory. Its rows are read
+        when they are delivered. The first value of each (key, step) stays.
+
+        Args:
+            step: The last step that the trial has reported.
+            every: Of other rows than the first and those of epochs' ends, only those at a multiple
+                of this step are recorded; see `thin_rows`.
+            ended: The trial has ended: rows after `step` are recorded, too.
+        """
         ...
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.extra_training import PlannedExtra, SweepTrials, read_series
 from sweeps.reconcile.finishing import check_free, check_unfinished, make_directories
 from sweeps.reconcile.reconcile import reconcile
-from sweeps.reconcile.repairs import apply, close_stores
+from sweeps.reconcile.repairs import apply, close_stores, follow_logs
 from sweeps.reconcile.retrying import complete_retries
 from sweeps.reconcile.store_check import Missing, lost_runs
 from sweeps.recording.notifications import Notifier
@@ -154,6 +154,7 @@ class SweepSession:
             self.recorder,
             warn=warn,
         )
+        follow_logs(state, spec, self.recorder)
 
     def _lost_files(self) -> Iterator[str]:
         """Yield a sentence for each trained trial that lost files: what is lost, what follows."""

@@ -50,7 +50,7 @@ def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Case]:
     if request.param == "memory":
-        memory = MemoryRecorder()
+        memory = MemoryRecorder(outbox=tmp_path / "outbox")
         yield Case(memory, lambda trial: memory.runs[trial])
     elif request.param == "guide":
         monkeypatch.setattr(trackers, "TRACKERS", [_guide()["JsonTracker"], *trackers.TRACKERS])
@@ -149,6 +149,18 @@ def test_replayed_steps_change_nothing(case: Case) -> None:
     case.recorder.log(0, [Line(2, 9000, {"loss": 7.0, "new": 1.0}), Line(3, 9001, {"loss": 0.5})])
     expected = {("loss", 1): 2.0, ("loss", 2): 1.0, ("loss", 3): 0.5, ("new", 2): 1.0}
     assert case.look(0).points == expected
+
+
+def test_log_of_a_trial_is_followed_up_to_its_last_report(case: Case, tmp_path: Path) -> None:
+    log = tmp_path / "trials" / "0000" / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    rows = ({"step": step, "time": step, "metrics": {"loss": 1 / step}} for step in (1, 2, 3))
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    case.recorder.start(0, {}, {})
+    case.recorder.follow(0, 2)
+    assert case.look(0).points == {("loss", 1): 1.0, ("loss", 2): 0.5}
+    case.recorder.follow(0, 2, ended=True)
+    assert case.look(0).points == {("loss", step): 1 / step for step in (1, 2, 3)}
 
 
 def test_non_finite_values(case: Case) -> None:

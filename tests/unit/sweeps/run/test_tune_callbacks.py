@@ -25,6 +25,7 @@ from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
 from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.trial_log import Target
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 from trainable.errors import NonFiniteMetric
 
@@ -38,7 +39,6 @@ def _result() -> dict[str, Any]:
         "epoch": 1,
         "step": 23,
         "metrics": _METRICS,
-        "rows": [(23, 1000, _METRICS)],
         "signals": ["the loss jumped"],
         "resolved": {"device": "cpu", "precision": "fp32"},
         "should_checkpoint": False,
@@ -97,7 +97,6 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
             "epoch": epoch,
             "step": 23 * epoch,
             "metrics": _METRICS,
-            "rows": [(23 * epoch, 1000, {**_METRICS, "epoch": epoch})],
             "signals": ["the loss jumped"] if epoch > 1 else [],
         }
         for epoch in (1, 2, 3)
@@ -112,11 +111,11 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     record = sweep.ledger.trial(number)
     assert record.reports == {epoch: 1 / epoch for epoch in told}
     assert record.signals == ("the loss jumped",)
-    points = recorder.runs[number].points
-    assert {step for key, step in points if key == "val/loss"} == {23 * epoch for epoch in told}
+    assert recorder.runs[number].target == Target(23 * told[-1], every=1, ended=False)
 
-    again = {"rows": [], "signals": []}  # as by a run that had ended already
-    keeper.on_trial_result(0, [trial], trial, dict(last) | again)
+    again = dict(last)  # as by a run that had ended already
+    del again["signals"]
+    keeper.on_trial_result(0, [trial], trial, again)
     keeper.flush()
     assert sweep.ledger.trial(number).signals == ("the loss jumped",)
     well = {"epoch": 4, "step": 92, "signals": []}

@@ -94,7 +94,6 @@ class Driver:
             value = LOSSES[number] / epoch
             trial.last_result = {
                 "objective": value, "epoch": epoch, "step": epoch, "metrics": {},
-                "rows": [Row(epoch, 0, {"val/loss": value})],
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)
