@@ -507,8 +507,8 @@ class Outbox(OutboxFile):
             return False
         del self._late[log.trial]
         logger.warning(
-            "trial %d has reported step %d, and its metrics after step %d are not sent: %s; they "
-            "are read from there alone; restore it, then run sync --verify",
+            "trial %d has reported step %d, and its metrics after step %d are not sent: %s; no "
+            "other file has them; restore it from a backup, then run sync --verify",
             log.trial,
             target.step,
             part.step,

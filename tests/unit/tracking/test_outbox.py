@@ -190,7 +190,7 @@ def test_lost_log_is_told_and_delays_nothing(
         f"trial 7 has reported step 9, and its metrics after step {last} are not sent: "
     )
     assert str(file) in told
-    assert told.endswith("restore it, then run sync --verify")
+    assert told.endswith("restore it from a backup, then run sync --verify")
     outbox.close()
 
 
