@@ -8,7 +8,6 @@ must not live here: MLflow (see `tracking.mlflow_server`), threads and waiting (
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,10 +18,8 @@ from typing import Any, Protocol
 from redaction.secrets import redact
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
-from tracking.outbox import SWEEP, Batch, Outbox, Record
+from tracking.outbox import SWEEP, Batch, Outbox, Record, logger
 from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, TAG_REPEATS, as_number
-
-logger = logging.getLogger("tracking")
 
 TAG_SWEEP = "gradsweep.sweep_id"
 TAG_TRIAL = "gradsweep.trial"
@@ -188,7 +185,7 @@ class Delivery:
         Each round sends one batch of each trial, then one artifact.
         """
         while True:
-            trials = self._outbox.trials()
+            trials, any_sent = self._outbox.trials(), False
             for first in range(0, len(trials), _TRIALS_PER_SYNC):
                 some = trials[first : first + _TRIALS_PER_SYNC]
                 self._outbox.prepare(each for each in some if (each, False) not in self._refusals)
@@ -198,18 +195,19 @@ class Delivery:
                     single = (trial, False) in self._refusals
                     if (batch := self._outbox.next_batch(trial, single=single)) is not None:
                         self._attempt(batch)
+                        any_sent = True
             artifact = self._outbox.claim_artifact(self._uploaded) if uploads else None
             if artifact is not None:
                 self._uploaded = artifact.trial
                 self._attempt(artifact)
                 if stop():
                     return
-            elif not trials:
+            elif not any_sent:
                 return
 
     def _attempt(self, batch: Batch) -> None:
         trial = batch.trial
-        key = trial, batch.records[0].kind == "artifact"
+        key = trial, batch.kind == "artifact"
         try:
             self._deliver(batch)
         except RecordRejected as error:
@@ -217,7 +215,7 @@ class Delivery:
             # the run again and send records one by one before one of them is refused.
             self._refusals[key] = self._refusals.get(key, 0) + 1
             self.search_again()
-            if len(batch.records) == 1 and self._refusals[key] > _MAX_REFUSALS:
+            if batch.is_single and self._refusals[key] > _MAX_REFUSALS:
                 logger.error("the server refuses a record of %s: %s", _describe(trial), error)
                 self._outbox.refuse(batch, str(error))
                 del self._refusals[key]
@@ -227,15 +225,16 @@ class Delivery:
             logger.info("the server takes records of %s again", _describe(trial))
 
     def _deliver(self, batch: Batch) -> None:
-        first, trial = batch.records[0], batch.trial
-        match first.kind:
+        trial, records = batch.trial, batch.records
+        match batch.kind:
             case "experiment":
                 assert self._experiment_id is not None, "connect comes first"
-                self._server.set_experiment_tags(self._experiment_id, first.payload)
+                self._server.set_experiment_tags(self._experiment_id, records[0].payload)
             case "artifact":
-                self._upload(trial, first.payload["staged"], first.payload["folder"])
+                payload = records[0].payload
+                self._upload(trial, payload["staged"], payload["folder"])
             case "replace":
-                self._remove_replaced(trial, first)
+                self._remove_replaced(trial, records[0])
             case _:
                 self._write_run(batch)
 
@@ -289,38 +288,32 @@ class Delivery:
 
     def _write_run(self, batch: Batch) -> None:
         """Write a batch to its run, in one request if it fits."""
-        first, last, trial = batch.records[0], batch.records[-1], batch.trial
+        trial, points = batch.trial, batch.points
         known = self._outbox.run_id(trial)
         is_new = trial not in self._open and trial not in self._found
-        start = first.payload if first.kind == "start" else {"params": {}, "tags": {}}
+        by_kind = {record.kind: record.payload for record in batch.records}
+        start = by_kind.get("start", {"params": {}, "tags": {}})
+        finish = by_kind.get("finish")
         tags = {**start.get("inherited", {}), **start["tags"]}
         run_id = self._run(trial, tags, start.get("time"))
         request = Request(start["params"], [], {})
-        points = [
-            point
-            for record in batch.records
-            if record.kind == "metrics"
-            for point in record.payload
-        ]
-        # A run that was found by search may hold points that a lost outbox had delivered. If a
-        # trial's run was lost, the same point may be queued twice.
+        # A run that was found by search may hold points that a lost outbox had delivered.
         if batch.uncertain or (run_id != known and not is_new):
             points = self._missing(run_id, points)
-        if first.kind == "start" and not is_new:
-            request = self._reopen(trial, run_id, first.payload)
+        if "start" in by_kind and not is_new:
+            request = self._reopen(trial, run_id, start)
         tags = dict(request.tags)
         for record in batch.records:
             if record.kind == "tags":
                 tags.update(record.payload)
-        if last.kind == "finish":
-            tags.update(last.payload["tags"])
+        tags.update({} if finish is None else finish["tags"])
         request = Request(request.params, [*request.points, *points], tags)
         self._server.log(run_id, request)
         for point in request.points:
             if (held := self._known_steps.get((run_id, point.key))) is not None:
                 held.add(point.step)
-        if last.kind == "finish":
-            self._server.set_status(run_id, last.payload["status"], last.payload["time"])
+        if finish is not None:
+            self._server.set_status(run_id, finish["status"], finish["time"])
 
     def _reopen(self, trial: int, run_id: str, start: Mapping[str, Any]) -> Request:
         """Set a run to RUNNING; returns the part of its start record that it lacks."""

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tracking.delivery import Delivery, NotStored, TrackingServer, error_line, logger
+from tracking.delivery import Delivery, NotStored, TrackingServer, error_line
 from tracking.limits import clean_text
-from tracking.outbox import SWEEP, Outbox
+from tracking.outbox import SWEEP, Outbox, logger
 from tracking.trackers import choose_tracker
 
 _LINGER_SECONDS = 0.5

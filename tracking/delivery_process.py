@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tracking.delivery import TrackingServer, logger
+from tracking.delivery import TrackingServer
 from tracking.delivery_loop import (
     LAST_SECONDS,
     NOT_YET,
@@ -32,6 +32,7 @@ from tracking.delivery_loop import (
     DeliveryProgress,
     Destination,
 )
+from tracking.outbox import logger
 from tracking.processes import raise_priority, start_idle
 
 _PATIENCE_SECONDS = (0.5, 30.0)

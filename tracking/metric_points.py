@@ -7,12 +7,9 @@ live here: storage and transport.
 
 from __future__ import annotations
 
-import json
 import math
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 from tracking.limits import (
@@ -25,7 +22,6 @@ from tracking.limits import (
 )
 
 INFINITE_PREFIX = "num_infinite/"
-MAX_PART = MAX_POINTS // 10
 
 
 class MetricRow(Protocol):
@@ -56,8 +52,8 @@ class Point(NamedTuple):
     timestamp_ms: int
 
 
-class PackedRow(NamedTuple):
-    """A row of the queue: only points that were not recorded before."""
+class PointRow(NamedTuple):
+    """The metrics logged at one step."""
 
     step: int
     timestamp_ms: int
@@ -81,13 +77,12 @@ class HighWaterMarks:
         """Return an independent copy."""
         return HighWaterMarks(dict(self.steps), dict(self.num_infinite), self.are_complete)
 
-    def filter_new(self, rows: Iterable[MetricRow]) -> list[PackedRow]:
+    def filter_new(self, rows: Iterable[MetricRow]) -> list[Point]:
         """Return the points of `rows` above the marks, and raise the marks to them."""
         steps = self.steps
-        admitted: list[PackedRow] = []
+        new: list[Point] = []
         for row in rows:
-            step = int(row.step)
-            fresh: dict[str, float] = {}
+            step, time_ms = int(row.step), int(row.timestamp_ms)
             for name, number in row.metrics.items():
                 key = clean_key(name)
                 if step <= steps.get(key, -1):
@@ -97,15 +92,17 @@ class HighWaterMarks:
                     counter = clean_key(INFINITE_PREFIX + key)
                     if step <= steps.get(counter, -1):
                         continue
-                    self.num_infinite[counter] = self.num_infinite.get(counter, 0) + 1
-                    fresh[counter] = float(self.num_infinite[counter])
+                    count = self.num_infinite[counter] = self.num_infinite.get(counter, 0) + 1
+                    new.append(Point(counter, float(count), step, time_ms))
                     steps[counter] = step
                 else:
-                    fresh[key] = value
+                    new.append(Point(key, value, step, time_ms))
                 steps[key] = step
-            if fresh:
-                admitted.append(PackedRow(step, int(row.timestamp_ms), fresh))
-        return admitted
+        return new
+
+    def covers(self, other: HighWaterMarks) -> bool:
+        """Return whether no mark of `other` is higher."""
+        return all(step <= self.steps.get(key, -1) for key, step in other.steps.items())
 
     def merge_max(self, other: HighWaterMarks) -> None:
         """Raise each mark to that of `other` where the other is higher."""
@@ -113,68 +110,6 @@ class HighWaterMarks:
             self.steps[key] = max(step, self.steps.get(key, step))
         for key, count in other.num_infinite.items():
             self.num_infinite[key] = max(count, self.num_infinite.get(key, count))
-
-
-def pack(rows: Iterable[PackedRow]) -> bytes:
-    """Return rows in the queue's binary form. JSON took half of the time of an append.
-
-    First comes a line of JSON: for each series of rows with equal keys, the keys and the number of
-    rows. Then come all steps, all times and all values, eight bytes each.
-    """
-    names: list[list[str]] = []
-    counts: list[int] = []
-    steps, times, values = array("q"), array("q"), array("d")
-    for row in rows:
-        keys = list(row.metrics)
-        if not names or names[-1] != keys:
-            names.append(keys)
-            counts.append(0)
-        counts[-1] += 1
-        steps.append(row.step)
-        times.append(row.timestamp_ms)
-        values.extend(row.metrics.values())
-    head = json.dumps([names, counts])
-    return b"".join((head.encode(), b"\n", steps, times, values))
-
-
-def unpack(packed: bytes) -> list[Point]:
-    """Return the points of packed rows, in their order."""
-    head, _, body = packed.partition(b"\n")
-    names, counts = json.loads(head)
-    size = 8 * sum(counts)
-    steps, times, values = array("q"), array("q"), array("d")
-    steps.frombytes(body[:size])
-    times.frombytes(body[size : 2 * size])
-    values.frombytes(body[2 * size :])
-    names_of_rows = chain.from_iterable(map(repeat, names, counts))
-    value = iter(values)
-    return [
-        Point(key, next(value), step, time)
-        for keys, step, time in zip(names_of_rows, steps, times, strict=True)
-        for key in keys
-    ]
-
-
-def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
-    """Split rows into lists of at most 100 points, each with its number of points.
-
-    Ten such lists fill a request, whose cost depends little on the number of its points.
-    """
-    part: list[PackedRow] = []
-    num_points = 0
-    for row in rows:
-        items = list(row.metrics.items())
-        while items:
-            taken, items = items[: MAX_PART - num_points], items[MAX_PART - num_points :]
-            part.append(
-                row if len(taken) == len(row.metrics) else row._replace(metrics=dict(taken))
-            )
-            num_points += len(taken)
-            if num_points == MAX_PART:
-                yield part, num_points
-                part, num_points = [], 0
-    if part:
-        yield part, num_points
 
 
 class Request(NamedTuple):

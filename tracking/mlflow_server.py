@@ -27,12 +27,11 @@ from tracking.delivery import (
     RecordRejected,
     RunGone,
     RunState,
-    logger,
 )
 from tracking.limits import clean_key
 from tracking.metric_points import Request
 from tracking.mlflow_compat import store_artifact
-from tracking.outbox import SWEEP
+from tracking.outbox import SWEEP, logger
 from tracking.trusted_stores import check_artifacts, check_trusted, secured
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tracking.address import is_local
-from tracking.delivery import logger
+from tracking.outbox import logger
 from tracking.outbox_file import FILE_NAME, OutboxError, open_file, outbox_error
 
 SECONDS = 10.0

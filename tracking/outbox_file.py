@@ -19,6 +19,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from tracking.metric_points import HighWaterMarks
 from tracking.processes import describe_database_lock
@@ -28,18 +29,21 @@ FILE_NAME = "outbox.db"
 _WAIT_SECONDS = 60.0
 """Seconds to wait for another process's transaction."""
 
-_VERSION = 4
+_VERSION = 5
 _SCHEMA = """
 CREATE TABLE records (
-    id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, state INTEGER NOT NULL,
-    points INTEGER NOT NULL, payload NOT NULL);
+    id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL);
 CREATE INDEX records_in_order ON records (trial, id);
 CREATE TABLE refused (
     id INTEGER PRIMARY KEY, trial INTEGER NOT NULL, kind TEXT NOT NULL, payload NOT NULL,
     reason TEXT NOT NULL);
 CREATE TABLE runs (trial INTEGER PRIMARY KEY, run_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE told (trial INTEGER PRIMARY KEY, status TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE marks (trial INTEGER PRIMARY KEY, marks TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE marks (
+    trial INTEGER PRIMARY KEY, delivered TEXT NOT NULL, in_flight TEXT) WITHOUT ROWID;
+CREATE TABLE logs (
+    trial INTEGER PRIMARY KEY, step INTEGER NOT NULL, every INTEGER NOT NULL,
+    ended INTEGER NOT NULL, waits INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX told_in_order ON records (trial, id) WHERE kind != 'artifact';
 CREATE INDEX artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
@@ -132,16 +136,33 @@ def delete_meta(db: sqlite3.Connection, *keys: str) -> None:
     db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in keys])
 
 
-def save_marks(db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
-    """Store the highest queued steps of a trial's metrics."""
-    text = json.dumps([marks.steps, marks.num_infinite, marks.are_complete])
-    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (trial, text))
+class Marks(NamedTuple):
+    """How far a trial's metrics are delivered."""
+
+    delivered: HighWaterMarks
+    """What the server has acknowledged."""
+    in_flight: HighWaterMarks | None = None
+    """How far points may have been sent; None: no further."""
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the server may have points above those that it has acknowledged."""
+        return self.in_flight is not None or not self.delivered.are_complete
 
 
-def read_marks(db: sqlite3.Connection, trial: int) -> HighWaterMarks:
-    """Return the highest queued steps of a trial's metrics."""
-    row = db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
-    return HighWaterMarks(*json.loads(row[0])) if row else HighWaterMarks()
+def save_marks(db: sqlite3.Connection, trial: int, marks: Marks) -> None:
+    """Store a trial's marks."""
+    texts = [None if one is None else json.dumps(vars(one)) for one in marks]
+    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?, ?)", (trial, *texts))
+
+
+def read_marks(db: sqlite3.Connection, trial: int) -> Marks:
+    """Return a trial's marks."""
+    query = "SELECT delivered, in_flight FROM marks WHERE trial = ?"
+    row = db.execute(query, (trial,)).fetchone()
+    if row is None:
+        return Marks(HighWaterMarks())
+    return Marks(*(HighWaterMarks(**json.loads(text)) for text in row if text is not None))
 
 
 def outbox_error(path: Path, error: sqlite3.Error, content: str = "records") -> OutboxError:
@@ -249,7 +270,7 @@ class Staging:
         copy = self._directory / uuid.uuid4().hex / target.name
         copy.parent.mkdir(parents=True)
         try:
-            with os.fdopen(_open(path), "rb") as source, copy.open("xb") as file:
+            with os.fdopen(open_regular(path), "rb") as source, copy.open("xb") as file:
                 shutil.copyfileobj(source, file)
             for each in (copy, copy.parent, self._directory, self._outbox):
                 sync_path(each)
@@ -306,7 +327,7 @@ class Staging:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _open(path: Path) -> int:
+def open_regular(path: Path) -> int:
     """Open a regular file for reading; never follow a link, never block on a FIFO."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -11,18 +11,19 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from redaction.secrets import redact_value
-from tracking.delivery import logger
 from tracking.delivery_loop import DeliveryThread, Destination
 from tracking.delivery_process import DeliveryProcess
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
 from tracking.metric_points import MetricRow
-from tracking.outbox import SWEEP, Kind, Outbox
+from tracking.outbox import SWEEP, Kind, Outbox, logger
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Status, stored_status
 from tracking.tracker import OpenTracker, TrackedSweep, Tracker
+from tracking.trial_log import Target
 
 _INHERITED = (
     "mlflow.user",
@@ -34,11 +35,16 @@ _INHERITED = (
 """Prefixes of the tags that name the user, the command, the code and the data."""
 Deliver = Callable[[Destination], DeliveryThread | DeliveryProcess]
 """Starts what delivers an outbox."""
+OnFinish = Callable[[int | None, Status, Mapping[str, str]], None]
+"""Receives each end before it is recorded: trial, status and tags; see `Recorder.finish`."""
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
 class OutboxRecorder:
-    """Records a sweep as one run, and each trial as one child of it."""
+    """Records a sweep as one run, and each trial as one child of it.
+
+    `check` is called before each record, and raises if this process must not write any more.
+    """
 
     def __init__(
         self,
@@ -48,12 +54,15 @@ class OutboxRecorder:
         *,
         announce: bool = True,
         deliver: Deliver | None = DeliveryThread,
+        check: Callable[[], None] = lambda: None,
+        on_finish: OnFinish | None = None,
     ) -> None:
         if not _SWEEP_ID.fullmatch(sweep.sweep_id):
             raise ValueError(
                 f"sweep_id is {sweep.sweep_id!r}; it must be 1 to 200 letters, digits, '_', '-' "
                 "or '.'; use uuid4().hex"
             )
+        self._check, self._on_finish = check, on_finish
         self._outbox = Outbox(sweep.outbox)
         if self._outbox.moved_aside is not None:
             logger.warning(
@@ -89,8 +98,14 @@ class OutboxRecorder:
         self._start(trial, params, tags, self._inherited, at_ms)
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Queue metrics; points at steps that were queued before are dropped."""
+        """Queue metrics; points at steps that were sent before are dropped."""
+        self._check()
         self._outbox.append_rows(trial, rows)
+
+    def follow(self, trial: int, step: int, *, every: int = 1, ended: bool = False) -> None:
+        """Deliver the trial's log up to a step from now on."""
+        self._check()
+        self._outbox.follow(trial, Target(step, every, ended))
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
         """Queue tags."""
@@ -99,6 +114,7 @@ class OutboxRecorder:
 
     def artifact(self, trial: int | None, path: Path, name: str) -> None:
         """Copy the file into the outbox's directory and queue its upload."""
+        self._check()
         self._outbox.append_artifact(_number(trial), path, name)
 
     def finish(
@@ -109,7 +125,10 @@ class OutboxRecorder:
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Queue the terminal status."""
+        """Queue the terminal status, once `on_finish` has received it."""
+        self._check()
+        if self._on_finish is not None:
+            self._on_finish(trial, status, tags)
         payload = {
             "status": stored_status(status),
             "told": status,
@@ -182,9 +201,10 @@ class OutboxRecorder:
             "time": _now_ms() if at_ms is None else at_ms,
             "step": self._outbox.last_step(trial),
         }
-        self._outbox.append(trial, "start", payload)
+        self._append(trial, "start", payload)
 
     def _append(self, trial: int | None, kind: Kind, payload: Mapping[str, object]) -> None:
+        self._check()
         self._outbox.append(_number(trial), kind, payload)
 
 
@@ -194,16 +214,24 @@ def open_recorder(
     *,
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
+    check: Callable[[], None] = lambda: None,
+    on_finish: OnFinish | None = None,
 ) -> OpenTracker:
     """Open the recorder of a sweep and its delivery.
 
     With `announce`, the sweep's run is opened and the experiment tagged. `environment` is that of
     the process that delivers; None: records are only queued. An outbox that cannot be written
-    raises `OutboxError`.
+    raises `OutboxError`. `check` and `on_finish` are called before records; see `OutboxRecorder`.
     """
     deliver = None if environment is None else process_with(environment)
     recorder = OutboxRecorder(
-        tracker.uri, tracker.artifact_root, sweep, announce=announce, deliver=deliver
+        tracker.uri,
+        tracker.artifact_root,
+        sweep,
+        announce=announce,
+        deliver=deliver,
+        check=check,
+        on_finish=on_finish,
     )
     return OpenTracker(recorder, recorder)
 
@@ -215,34 +243,28 @@ def process_with(environment: Mapping[str, str]) -> Deliver:
 
 def set_target(outbox: Path, tracker: Tracker) -> None:
     """Make an outbox deliver to a tracker; see `Outbox.set_target`."""
-    queue = Outbox(outbox)
-    try:
+    with closing(Outbox(outbox)) as queue:
         gone = tracker.has_lost(list(queue.runs().values()))
         queue.set_target(tracker.identity(), gone=gone)
-    finally:
-        queue.close()
 
 
 def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
     """Make an outbox record some trials from their beginning; see `Outbox.reset_trials`."""
     if trials:
-        queue = Outbox(outbox)
-        try:
+        with closing(Outbox(outbox)) as queue:
             queue.reset_trials({_number(trial): is_gone for trial, is_gone in trials.items()})
-        finally:
-            queue.close()
 
 
-def replace_runs(outbox: Path, trials: Iterable[int]) -> None:
-    """Make an outbox record some trials in new runs; see `Outbox.replace_run`."""
-    trials = list(trials)
-    if trials:
-        queue = Outbox(outbox)
-        try:
-            for trial in trials:
-                queue.replace_run(trial)
-        finally:
-            queue.close()
+def replace_run(outbox: Path, trial: int) -> None:
+    """Make an outbox record a trial in a new run; see `Outbox.replace_run`."""
+    with closing(Outbox(outbox)) as queue:
+        queue.replace_run(trial)
+
+
+def limit_log(outbox: Path, trial: int, step: int) -> None:
+    """Make an outbox deliver no further row of a trial's log; see `Outbox.limit_log`."""
+    with closing(Outbox(outbox)) as queue:
+        queue.limit_log(trial, step)
 
 
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:

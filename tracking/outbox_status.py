@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from tracking.metric_points import HighWaterMarks, MetricRow
-from tracking.outbox import LOST, SWEEP, describe_blocked
+from tracking.outbox import (
+    LOST,
+    SWEEP,
+    count_waiting,
+    describe_blocked,
+    queued_marks,
+    waiting_trials,
+)
 from tracking.outbox_file import FILE_NAME, OutboxError, check_file, check_tables, read_meta
 
 
@@ -36,10 +43,10 @@ class DeliveryStatus:
     tracked_sweep_status: str | None = None
     """The same for the sweep's own run."""
     marks: dict[int, HighWaterMarks] = field(default_factory=dict)
-    """The highest queued steps of each trial's metrics."""
+    """How far each trial's metrics were sent, or are queued besides its log."""
 
     waiting: frozenset[int] = frozenset()
-    """The trials with waiting records other than artifacts; `SWEEP` for the sweep's run."""
+    """The trials with anything waiting but artifacts; `SWEEP` for the sweep's run."""
     experiment_tags: frozenset[str] = frozenset()
     """The names of the tags last set on the experiment."""
     blocked_artifacts: str | None = None
@@ -50,11 +57,16 @@ class DeliveryStatus:
     """A message about a damaged file, which is treated as empty; None when it is intact."""
 
     def lacks(self, trial: int, rows: Iterable[MetricRow]) -> bool:
-        """Whether some of a trial's rows were never queued."""
+        """Whether some rows that are not in a trial's log were never queued."""
         return bool(self.marks.get(trial, HighWaterMarks()).copy().filter_new(rows))
 
 
 _EMPTY = DeliveryStatus(0, 0, None, None, {})
+_WITH_MARKS = """
+SELECT trial FROM (
+    SELECT trial FROM marks UNION SELECT trial FROM records WHERE kind = 'metrics')
+WHERE trial = coalesce(?, trial)
+"""
 
 
 def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
@@ -79,7 +91,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             tracked = {trial: status for trial, status in tracked.items() if trial not in lost}
             tracked_sweep_status = tracked.pop(SWEEP, None)
             return DeliveryStatus(
-                pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
+                pending=count_waiting(db),
                 refused=db.execute("SELECT COUNT(*) FROM refused").fetchone()[0],
                 experiment_id=read_meta(db, "experiment_id"),
                 sweep_run_id=runs.pop(SWEEP, None),
@@ -87,19 +99,12 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
                 tracked_statuses=tracked,
                 tracked_sweep_status=tracked_sweep_status,
                 marks={
-                    number: HighWaterMarks(*json.loads(text))
-                    for number, text in db.execute(
-                        "SELECT trial, marks FROM marks WHERE trial = coalesce(?, trial)", (trial,)
-                    )
+                    number: queued_marks(db, number)
+                    for (number,) in db.execute(_WITH_MARKS, (trial,)).fetchall()
                     if number not in lost
                 },
                 blocked_artifacts=describe_blocked(db),
-                waiting=frozenset(
-                    trial
-                    for (trial,) in db.execute(
-                        "SELECT DISTINCT trial FROM records WHERE kind != 'artifact'"
-                    )
-                ),
+                waiting=frozenset(waiting_trials(db)),
                 notifications=db.execute(
                     "SELECT COUNT(*) FROM notifications WHERE NOT delivered"
                 ).fetchone()[0],
@@ -129,7 +134,10 @@ def backlog(directory: Path) -> tuple[int, int]:
         check_file(path)
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0.1)) as db:
-            count, first = db.execute("SELECT COUNT(*), MIN(id) FROM records").fetchone()
+            count, (first,) = (
+                count_waiting(db),
+                db.execute("SELECT MIN(id) FROM records").fetchone(),
+            )
     except (OSError, OutboxError, sqlite3.Error):
         return 0, 0
     return int(count), int(first or 0)

@@ -1,4 +1,4 @@
-"""The `Recorder` protocol of five methods, and two recorders that need no server.
+"""The `Recorder` protocol of six methods; `tracking.outbox_recorder` has the recorder of a sweep.
 
 Callers depend on the protocol alone. What must not live here: MLflow, queues, anything beyond the
 standard library.
@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol, runtime_checkable
 
-from tracking.limits import clean_key
-from tracking.metric_points import HighWaterMarks, MetricRow
+from tracking.metric_points import MetricRow
 
 __all__ = [
     "TAG_REPEATS",
-    "MemoryRecorder",
-    "MemoryRun",
     "MetricRow",
-    "NullRecorder",
     "Recorder",
     "Status",
     "check_artifact_name",
@@ -58,7 +53,24 @@ class Recorder(Protocol):
         ...
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Record metrics. The first value of each (key, step) stays."""
+        """Record a few metrics that are not in the trial's log.
+
+        The first value of each (key, step) stays.
+        """
+        ...
+
+    def follow(self, trial: int, step: int, *, every: int = 1, ended: bool = False) -> None:
+        """Record the rows of the trial's log up to a step.
+
+        The log is `metrics.jsonl` and `logged.jsonl` in the trial's directory. Its rows are read
+        when they are delivered. The first value of each (key, step) stays.
+
+        Args:
+            step: The last step that the trial has reported.
+            every: Of other rows than the first and those of epochs' ends, only those at a multiple
+                of this step are recorded; see `thin_rows`.
+            ended: The trial has ended: rows after `step` are recorded, too.
+        """
         ...
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
@@ -113,115 +125,3 @@ def check_artifact_name(name: str) -> PurePosixPath:
             "write something like 'figures/loss.png'"
         )
     return path
-
-
-class NullRecorder:
-    """A recorder that discards everything, so that callers need no `if`."""
-
-    def start(
-        self,
-        trial: int,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """Do nothing."""
-
-    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Do nothing."""
-
-    def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
-        """Do nothing."""
-
-    def artifact(self, trial: int | None, path: Path, name: str) -> None:  # noqa: ARG002 - the protocol's signature
-        """Check the name, as every recorder does."""
-        check_artifact_name(name)
-
-    def finish(
-        self,
-        trial: int | None,
-        status: Status,
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """Do nothing."""
-
-
-@dataclass
-class MemoryRun:
-    """One run in a `MemoryRecorder`."""
-
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    points: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Values by (key, step)."""
-    artifacts: dict[str, bytes] = field(default_factory=dict)
-    status: str = "RUNNING"
-    began_ms: int | None = None
-    """`at_ms` of the first `start` that had one."""
-    ended_ms: int | None = None
-    """`at_ms` of the last `finish`."""
-    marks: HighWaterMarks = field(default_factory=HighWaterMarks, repr=False)
-
-
-class MemoryRecorder:
-    """A recorder into dictionaries, by the same rules as a server: for tests and debugging."""
-
-    def __init__(self) -> None:
-        self.runs: dict[int | None, MemoryRun] = {None: MemoryRun()}
-
-    def start(
-        self,
-        trial: int,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """Create a trial's run, or reopen it."""
-        run = self._run(trial)
-        run.began_ms = run.began_ms or at_ms
-        run.status = "RUNNING"
-        step = max(run.marks.steps.values(), default=0)
-        for name, value in params.items():
-            key, text = clean_key(name), str(value)
-            tag = clean_key(CHANGED_PREFIX + key)
-            if run.tags.get(tag, run.params.setdefault(key, text)) == text:
-                continue
-            run.tags[tag] = text
-            if (number := as_number(text)) is not None:
-                run.points.setdefault((clean_key(PARAM_PREFIX + key), step), number)
-        run.tags.update(tags)
-
-    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Record metrics; the first value of a (key, step) stays."""
-        run = self._run(trial)
-        for row in run.marks.filter_new(rows):
-            run.points.update({(key, row.step): value for key, value in row.metrics.items()})
-
-    def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-        self._run(trial).tags.update(tags)
-
-    def artifact(self, trial: int | None, path: Path, name: str) -> None:
-        """Keep the file's bytes."""
-        target = str(check_artifact_name(name))
-        self._run(trial).artifacts[target] = path.read_bytes()
-
-    def finish(
-        self,
-        trial: int | None,
-        status: Status,
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """Set the terminal status."""
-        run = self._run(trial)
-        run.tags.update(tags)
-        run.status, run.ended_ms = stored_status(status), at_ms
-
-    def _run(self, trial: int | None) -> MemoryRun:
-        return self.runs.setdefault(trial, MemoryRun())

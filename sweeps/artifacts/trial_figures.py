@@ -56,7 +56,10 @@ def draw_figures(
     requests: list[dict[str, Any]] = []
     refused: list[DrawnTrial] = []
     for record in trials:
-        target = scratch / str(record.number)
+        directory, target = paths.trial(record.number), scratch / str(record.number)
+        if not directory.is_dir():
+            refused.append(DrawnTrial(record.number, target, f"there is no {directory}"))
+            continue
         try:
             config = load_trial_config(paths, spec, record)
         except OSError as error:
@@ -65,7 +68,7 @@ def draw_figures(
         requests.append(
             {
                 "config": config,
-                "directory": str(paths.trial(record.number)),
+                "directory": str(directory),
                 "target": str(target),
                 "changed": bool(record.lineage),
             }

@@ -13,7 +13,7 @@ from dataclasses import replace
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.reconcile import SavedReport, SweepState, TrialState
-from sweeps.recording.tags import run_status, thin_rows
+from sweeps.recording.tags import run_status
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.metric_values import Value, as_value
 from sweeps.stopping.rule import Standing, StopDecider
@@ -80,7 +80,7 @@ def trial_state(
     kept = rows if record.finished else [row for row in rows if row.step <= last]
     logged = (
         *(row for at, row in read_logged(directory) if record.finished or at <= last),
-        *thin_rows(kept, spec.tracking.every, ended=record.finished),
+        *kept,
     )
     return TrialState(
         record,
@@ -94,7 +94,6 @@ def trial_state(
         trained_past_report=len(kept) < len(rows),
         tracked_status=tracked_status,
         rows=logged,
-        unlogged=delivered.lacks(number, logged),
         stale_writer=stale_writer,
         untold_tests=tests,
     )

@@ -58,8 +58,6 @@ class TrialState:
     """The last status sent to tracking; None: tracking has no run of the trial."""
     rows: tuple[Row, ...] = ()
     """The store's rows that tracking must have: up to the last report, or to the trial's end."""
-    unlogged: bool = False
-    """Some of these rows were never sent to tracking."""
     stale_writer: bool = False
     """A worker was killed before it closed the store's checkpoints."""
     untold_tests: tuple[Row, ...] = ()
@@ -135,14 +133,14 @@ class MissingRun:
 
 
 @dataclass(frozen=True)
-class MissingMetrics:
-    """Tracking lacks rows that the store has."""
+class MissingTests:
+    """Tracking lacks metrics on test data."""
 
     number: int
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
-        return f"trial {self.number}: tracking lacks part of its curve"
+        return f"trial {self.number}: tracking lacks its metrics on test data"
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,8 @@ class StaleRunStatus:
 
     number: int
     status: Status
-    rows: tuple[Row, ...]
+    at_ms: int | None = None
+    """The time of the trial's last row, in milliseconds since the Unix epoch; None: unknown."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: tracking does not know that its run is {self.status}"
@@ -218,7 +217,7 @@ Correction = (
     | MissingParams
     | UncountedAttempt
     | MissingRun
-    | MissingMetrics
+    | MissingTests
     | UnrecordedEnd
     | StaleWriter
     | StaleRunStatus
@@ -247,11 +246,11 @@ def reconcile(state: SweepState) -> list[Correction]:
 
 def tracking_gaps(
     state: SweepState,
-) -> Iterator[MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun]:
+) -> Iterator[MissingRun | MissingTests | StaleRunStatus | OrphanedRun]:
     """Yield the corrections to tracking alone, for a process that does not run the sweep."""
     for trial in state.trials:
         for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, state):
-            if isinstance(wrong, MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun):
+            if isinstance(wrong, MissingRun | MissingTests | StaleRunStatus | OrphanedRun):
                 yield wrong
             elif isinstance(wrong, UnrecordedEnd) and trial.tracked_status in (None, "RUNNING"):
                 # INTERRUPTED until a resume records the end in the ledger
@@ -284,15 +283,13 @@ def end_of_stopped(
     return "pruned", reason
 
 
-def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
-    """Yield the reports and rows that a worker stored but did not send before it died."""
+def unreported(trial: TrialState) -> Iterator[MissingReport]:
+    """Yield the reports that a worker stored but did not send before it died."""
     number, known = trial.record.number, trial.record.reports
     for report in trial.curve:
         if report.epoch not in known:
             is_last = report is trial.curve[-1]
             yield MissingReport(number, report, trial.would_stop_reason if is_last else None)
-    if trial.unlogged:
-        yield MissingMetrics(number, trial.rows)
 
 
 def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
@@ -303,14 +300,14 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
         elif trial.record.role == "search" and not trial.record.params.keys() >= state.parameters:
             yield MissingParams(number)
     ending, reason = _ending(trial, state)
-    if is_untracked and (trial.unlogged or ending):
+    if is_untracked and (trial.rows or ending):
         yield MissingRun(number, _first_ms(trial))
     yield from unreported(trial)
     if ending:
         if trial.stale_writer:
             yield StaleWriter(number)
         yield UnrecordedEnd(number, ending, reason)
-    elif trial.tracked_status in _NOT_LIVE or (is_untracked and trial.unlogged):
+    elif trial.tracked_status in _NOT_LIVE or (is_untracked and trial.rows):
         yield OrphanedRun(number, _last_ms(trial))
 
 
@@ -331,9 +328,9 @@ def _of_finished(trial: TrialState) -> Iterator[Correction]:
     if trial.tracked_status is None:
         yield MissingRun(trial.record.number, _first_ms(trial))
     if trial.tracked_status != status:
-        yield StaleRunStatus(trial.record.number, status, trial.rows)
+        yield StaleRunStatus(trial.record.number, status, _last_ms(trial))
     if trial.untold_tests:
-        yield MissingMetrics(trial.record.number, trial.untold_tests)
+        yield MissingTests(trial.record.number, trial.untold_tests)
 
 
 def _first_ms(trial: TrialState) -> int | None:

@@ -16,14 +16,16 @@ from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.reconcile import (
     Correction,
-    MissingMetrics,
     MissingParams,
     MissingReport,
     MissingRun,
+    MissingTests,
     MissingTrials,
     OrphanedRun,
     StaleRunStatus,
     StaleWriter,
+    SweepState,
+    TrialState,
     UncountedAttempt,
     UnknownDirectory,
     UnrecordedEnd,
@@ -35,7 +37,6 @@ from sweeps.recording.tags import (
     retried_tags,
     run_status,
     status_tags,
-    thin_rows,
 )
 from sweeps.recording.trial_config import read_config
 from sweeps.search.pbt_exploit import without_unbegun
@@ -46,7 +47,7 @@ from sweeps.stores import trial_files
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
 from trainable.store.generations import RunFiles
-from trainable.store.metrics_file import logged_files, read_logged, read_rows
+from trainable.store.metrics_file import logged_files, read_rows
 
 
 class UnknownDirectoryInTheWay(ValueError):
@@ -81,19 +82,18 @@ def apply(
             case UnrecordedEnd(number, ending, reason):
                 lineage = without_unbegun(ledger.trial(number), paths).lineage
                 record = ledger.finish(number, ending, reason=reason, lineage=lineage)
-                # Also send the rows after the last report: no later attempt will send them.
-                directory = paths.trial(number)
-                rows = thin_rows(read_rows(directory), spec.tracking.every, ended=True)
-                own = [row for _, row in read_logged(directory)]
-                ended = StaleRunStatus(number, run_status(record), (*own, *rows))
+                last = [row.timestamp_ms for row in read_rows(paths.trial(number))[-1:]]
+                ended = StaleRunStatus(number, run_status(record), *last)
                 send_to_tracker(ended, paths, spec, record, recorder)
                 _record_configuration(number, spec, ledger, recorder)
             case MissingRun() | StaleRunStatus() | OrphanedRun():
                 send_to_tracker(wrong, paths, spec, ledger.trial(wrong.number), recorder)
                 if isinstance(wrong, StaleRunStatus):
                     _record_configuration(wrong.number, spec, ledger, recorder)
-            case MissingReport() | MissingMetrics():
-                backfill([wrong], ledger, recorder)
+            case MissingTests(number, rows):
+                recorder.log(number, rows)
+            case MissingReport():
+                report_missing([wrong], ledger)
 
 
 def _record_configuration(
@@ -104,7 +104,7 @@ def _record_configuration(
 
 
 def send_to_tracker(
-    wrong: MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun,
+    wrong: MissingRun | MissingTests | StaleRunStatus | OrphanedRun,
     paths: SweepPaths,
     spec: SweepSpec,
     record: TrialRecord,
@@ -119,33 +119,46 @@ def send_to_tracker(
             recorder.start(
                 number, start.params, status_tags(record, spec) | start.tags, at_ms=at_ms
             )
-        case MissingMetrics(number, rows):
+        case MissingTests(number, rows):
             recorder.log(number, rows)
-        case StaleRunStatus(number, status, rows):
-            recorder.log(number, rows)
+        case StaleRunStatus(number, status, last_ms):
+            follow_to_end(record, spec, recorder)
             for file, name in logged_files(paths.trial(number)):
                 recorder.artifact(number, file, name)
             # Not later than now: the ledger's time may come from a host in another time zone.
-            ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
-            at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
+            latest = max(last_ms or 0, record.ended_ms or 0)
+            at_ms = min(latest, time.time_ns() // 1_000_000) or None
             recorder.finish(number, status, end_tags(record, spec, paths), at_ms=at_ms)
         case OrphanedRun(number, at_ms):
             tags = STOPPED_BY_INTERRUPT | retried_tags(record)
             recorder.finish(number, "INTERRUPTED", tags, at_ms=at_ms)
 
 
-def backfill(
-    corrections: Iterable[MissingReport | MissingMetrics], ledger: Ledger, recorder: Recorder
-) -> None:
-    """Send a resuming trial's stored reports and rows to the ledger and to tracking."""
+def report_missing(corrections: Iterable[MissingReport], ledger: Ledger) -> None:
+    """Write a trial's stored reports to the ledger."""
     for wrong in corrections:
-        match wrong:
-            case MissingReport(number, report, would_stop):
-                if would_stop is not None:  # before its report, which is then not missing
-                    ledger.set_attr(number, WOULD_STOP, [report.epoch, would_stop])
-                ledger.report(number, **report._asdict())
-            case MissingMetrics(number, rows):
-                recorder.log(number, rows)
+        report, reason = wrong.report, wrong.would_stop_reason
+        if reason is not None:  # before its report, which is then not missing
+            ledger.set_attr(wrong.number, WOULD_STOP, [report.epoch, reason])
+        ledger.report(wrong.number, **report._asdict())
+
+
+def follow_logs(state: SweepState, spec: SweepSpec, recorder: Recorder) -> None:
+    """Have tracking follow the logs of the trials that have not ended, up to their reports."""
+    for trial in state.trials:
+        if not trial.record.finished:
+            follow_log(trial, spec, recorder)
+
+
+def follow_log(trial: TrialState, spec: SweepSpec, recorder: Recorder) -> None:
+    """Have tracking follow a trial's log up to the last report that is stored there."""
+    if trial.curve:
+        recorder.follow(trial.record.number, trial.curve[-1].step, every=spec.tracking.every)
+
+
+def follow_to_end(record: TrialRecord, spec: SweepSpec, recorder: Recorder) -> None:
+    """Have tracking follow the log of an ended trial to its end."""
+    recorder.follow(record.number, record.step, every=spec.tracking.every, ended=True)
 
 
 def close_store(files: RunFiles) -> None:

@@ -29,7 +29,7 @@ from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import address_of, trial_files, trial_store
 from tracking.limits import clean_key
-from tracking.outbox_recorder import replace_runs
+from tracking.outbox_recorder import limit_log, replace_run
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import read_logged, read_rows
@@ -194,7 +194,9 @@ def complete_retries(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None
         if trial.reopened is None or trial.finished:
             continue
         if trial.reopened.replaces_run:
-            replace_runs(paths.outbox, [trial.number])
+            replace_run(paths.outbox, trial.number)
+        else:
+            limit_log(paths.outbox, trial.number, trial.step)
         if trial.reopened.fresh:
             _remove_files(paths, spec, trial.number)
         else:

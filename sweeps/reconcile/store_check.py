@@ -17,17 +17,18 @@ from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.repairs import told_start
 from sweeps.recording.descriptions import DESCRIPTION
-from sweeps.recording.tags import end_tags, run_status, status_tags, thin_rows
+from sweeps.recording.tags import end_tags, run_status, status_tags
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import find_tracker
 from tracking.limits import clean_key
-from tracking.metric_points import HighWaterMarks
+from tracking.metric_points import HighWaterMarks, MetricRow
 from tracking.outbox import SWEEP
 from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.tracker import Curve, RunData, StoredRun, StoreReader, choose_runs
-from trainable.store.metrics_file import Row, read_rows
+from tracking.trial_log import thin_rows
+from trainable.store.metrics_file import read_rows
 from trainable.store.notes import tested_rows
 
 _BATCH_SIZE = 50
@@ -157,7 +158,7 @@ class ExpectedSweep:
         """Return the names of a trial's figures."""
         return frozenset(file.name for file in self.drawn(record.number))
 
-    def rows(self, record: TrialRecord) -> Iterable[Row]:
+    def rows(self, record: TrialRecord) -> Iterable[MetricRow]:
         """Return the rows that the store should hold of a trial."""
         return stored_rows(self.paths, self.spec, record, self.every)
 
@@ -279,7 +280,7 @@ def _whole(gone: MissingData, expected: ExpectedSweep, record: TrialRecord | Non
 
 
 def _missing_points(
-    rows: Iterable[Row], run_id: str, held: Mapping[str, Curve], store: StoreReader
+    rows: Iterable[MetricRow], run_id: str, held: Mapping[str, Curve], store: StoreReader
 ) -> int:
     """Count a curve's missing points; steps are read only for the keys that differ."""
     missing = 0
@@ -289,18 +290,17 @@ def _missing_points(
     return missing
 
 
-def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
+def _steps(rows: Iterable[MetricRow]) -> Mapping[str, list[int]]:
     """Return the steps at which each metric is recorded."""
     steps: dict[str, list[int]] = defaultdict(list)
-    for row in HighWaterMarks().filter_new(rows):
-        for key in row.metrics:
-            steps[key].append(row.step)
+    for point in HighWaterMarks().filter_new(rows):
+        steps[point.key].append(point.step)
     return steps
 
 
 def stored_rows(
     paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int
-) -> Iterable[Row]:
+) -> Iterable[MetricRow]:
     """Return the rows of a trial that a store must have."""
     if record.finished:
         directory = paths.trial(record.number)

@@ -1,17 +1,16 @@
 """Which events of a sweep are notified, and the JSON that the webhook receives.
 
 Each event has an id that a resumed driver computes again, so that the queue drops repeats. The
-recorder here queues an event before it records the end that caused it: after a kill in between, a
-resume records that end again. What must not live here: delivery (`tracking`), and the address.
+recorder calls `Notifier.ended` before it records an end: after a kill in between, a resume records
+that end again. What must not live here: delivery (`tracking`), and the address.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from redaction.secrets import redact_clipped, redact_value
@@ -20,55 +19,7 @@ from sweeps.ledger.ranking import front, front_so_far
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.spec.spec import SweepSpec
-from tracking.recorder import MetricRow, Recorder, Status
-
-
-class LockedRecorder:
-    """Records as long as this driver holds the sweep's lock."""
-
-    def __init__(self, recorder: Recorder, fence: Callable[[], None]) -> None:
-        self._recorder = recorder
-        self._fence = fence
-
-    def start(
-        self,
-        trial: int,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """See `Recorder.start`."""
-        self._fence()
-        self._recorder.start(trial, params, tags, at_ms=at_ms)
-
-    def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """See `Recorder.log`."""
-        self._fence()
-        self._recorder.log(trial, rows)
-
-    def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
-        """See `Recorder.tag`."""
-        self._fence()
-        self._recorder.tag(trial, tags)
-
-    def artifact(self, trial: int | None, path: Path, name: str) -> None:
-        """See `Recorder.artifact`."""
-        self._fence()
-        self._recorder.artifact(trial, path, name)
-
-    def finish(
-        self,
-        trial: int | None,
-        status: Status,
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """See `Recorder.finish`."""
-        self._fence()
-        self._recorder.finish(trial, status, tags, at_ms=at_ms)
-
+from tracking.recorder import Status
 
 Event = Literal["new_best", "trial_failed", "finished", "stopped", "failed"]
 _LONGEST_REASON = 1000
@@ -117,6 +68,13 @@ class Notifier:
         self._attempt, self._trials, self._queue = attempt, trials, queue
         self._minimizes = [mode == "min" for mode in spec.modes]
         self._front = front(trials.trials(), self._minimizes)
+
+    def ended(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
+        """Notify of the end of a trial, or of the sweep (None), as its run receives it."""
+        if trial is None:
+            self.sweep_ended(status, _reason(tags))
+        elif status != "INTERRUPTED":
+            self.trial_ended(trial)
 
     def trial_ended(self, number: int) -> None:
         """Notify that a trial failed, or that it is the best so far; else do nothing."""
@@ -218,30 +176,6 @@ def _safe(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_json(value: object) -> bool:
     return value is None or (isinstance(value, bool | int | float) and math.isfinite(value))
-
-
-class NotifyingRecorder(LockedRecorder):
-    """Notifies of each end that is recorded, as long as this driver holds the sweep's lock."""
-
-    def __init__(self, recorder: Recorder, fence: Callable[[], None], notifier: Notifier) -> None:
-        super().__init__(recorder, fence)
-        self._notifier = notifier
-
-    def finish(
-        self,
-        trial: int | None,
-        status: Status,
-        tags: Mapping[str, str],
-        *,
-        at_ms: int | None = None,
-    ) -> None:
-        """Queue the events of this end, then see `Recorder.finish`."""
-        self._fence()
-        if trial is None:
-            self._notifier.sweep_ended(status, _reason(tags))
-        elif status != "INTERRUPTED":
-            self._notifier.trial_ended(trial)
-        super().finish(trial, status, tags, at_ms=at_ms)
 
 
 def _reason(tags: Mapping[str, str]) -> str | None:

@@ -1,13 +1,12 @@
-"""What runs in the tracking store receive: tags, the thinned curve, the value over seeds.
+"""What runs in the tracking store receive besides their curves: tags, the value over seeds.
 
-The content of a row alone decides whether it is sent. So the driver, a resumed driver and
-`sweep sync` send the same rows; `metrics.jsonl` keeps all. What must not live here: tags about the
-machine and the code (`tracking.provenance`), and sending.
+What must not live here: tags about the machine and the code (`tracking.provenance`), which rows of
+a curve are sent (`tracking.trial_log`), and sending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stores import find_tracker, tracker_at
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.outbox_recorder import open_recorder
+from tracking.outbox_recorder import OnFinish, open_recorder
 from tracking.recorder import TAG_REPEATS, Recorder, Status
 from tracking.tracker import OpenTracker, TrackedSweep
 from trainable.store.metrics_file import Row
@@ -218,39 +217,6 @@ def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
         recorder.log(first.number, [Row(first.step, first.ended_ms or 0, metrics)])
 
 
-_AT_BOUNDARIES = "epoch"
-# Logged every `train.layer_norms_every` steps, so they need no thinning.
-_SPARSE = "grad_norm/"
-
-
-def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
-    """Yield the rows that the tracking server receives of a curve.
-
-    The first step, each epoch's end and every `every`-th step are complete; others keep
-    only the layers' gradient norms.
-    """
-    rows = list(_merge_steps(rows))
-    last = rows[-1] if rows and ended else None
-    for row in rows:
-        is_boundary = _AT_BOUNDARIES in row.metrics
-        if row.step == 1 or row.step % every == 0 or is_boundary or row is last:
-            yield row
-        elif sparse := {k: v for k, v in row.metrics.items() if k.startswith(_SPARSE)}:
-            yield row._replace(metrics=sparse)
-
-
-def _merge_steps(rows: Iterable[Row]) -> Iterator[Row]:
-    """Merge consecutive rows of the same step, as readers of the file do."""
-    last: Row | None = None
-    for row in rows:
-        if last is not None and last.step != row.step:
-            yield last
-            last = None
-        last = row if last is None else row._replace(metrics=last.metrics | row.metrics)
-    if last is not None:
-        yield last
-
-
 class SweepAttempts(Protocol):
     """The part of a ledger that identifies a sweep and its drivers."""
 
@@ -271,8 +237,13 @@ def open_tracker(
     tags: Mapping[str, str],
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
+    check: Callable[[], None] = lambda: None,
+    on_finish: OnFinish | None = None,
 ) -> OpenTracker:
-    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts."""
+    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts.
+
+    `check` and `on_finish` are called before records; see `OutboxRecorder`.
+    """
     offline = environment is None
     tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
     attempts = ledger.attempts
@@ -285,4 +256,11 @@ def open_tracker(
         inherited=attempts[-1] if attempts else {},
         experiment_tags=leaders_views(spec, ledger.sweep_id),
     )
-    return open_recorder(tracker, sweep, announce=announce, environment=environment)
+    return open_recorder(
+        tracker,
+        sweep,
+        announce=announce,
+        environment=environment,
+        check=check,
+        on_finish=on_finish,
+    )

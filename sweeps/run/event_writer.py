@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -24,7 +24,7 @@ from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile.collect_state import trial_state
 from sweeps.reconcile.failure_policy import Failure
 from sweeps.reconcile.reconcile import end_of_stopped, end_of_training, unreported
-from sweeps.reconcile.repairs import backfill
+from sweeps.reconcile.repairs import follow_log, follow_to_end, report_missing
 from sweeps.recording.tags import (
     NOT_STOPPED,
     end_tags,
@@ -32,7 +32,6 @@ from sweeps.recording.tags import (
     record_configuration,
     run_status,
     status_tags,
-    thin_rows,
 )
 from sweeps.run.session import SweepSession
 from sweeps.search.pbt_exploit import without_unbegun
@@ -40,7 +39,7 @@ from sweeps.spec.trial_run import RunStart
 from sweeps.view.observer import ProgressObserver, TrialProgress, TrialStart
 from tracking.outbox_status import read_outbox
 from trainable.adapters.ray import OBJECTIVE
-from trainable.store.metrics_file import Row, logged_files, read_logged, read_rows
+from trainable.store.metrics_file import logged_files
 from trainable.store.regular_files import sync_file
 
 
@@ -62,15 +61,10 @@ class WorkerReport:
         return [*self.result.get("earlier", ()), *last]
 
     @property
-    def rows(self) -> list[Row]:
-        """The metric rows of all reports."""
-        return [Row(*row) for report in self.reports for row in report["rows"]]
-
-    @property
     def signals(self) -> list[str] | None:
         """The health signals after the last report with new rows; None without new rows."""
-        with_rows = [one.get("signals", []) for one in self.reports if one["rows"]]
-        return with_rows[-1] if with_rows else None
+        found: list[list[str]] = [one["signals"] for one in self.reports if "signals" in one]
+        return found[-1] if found else None
 
     @property
     def trial_marks(self) -> dict[str, Any]:
@@ -133,7 +127,7 @@ class EventWriter:
     def record_restart(
         self, number: int, params: Mapping[str, Any], start: RunStart, step: int
     ) -> None:
-        """Count an attempt, reopen the trial's run, and backfill undelivered reports."""
+        """Count an attempt, reopen the trial's run, and complete its reports."""
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
@@ -147,7 +141,8 @@ class EventWriter:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             # A lost worker may have stored reports that it could not send to the driver.
-            backfill(unreported(known), self._ledger, self._recorder)
+            report_missing(unreported(known), self._ledger)
+            follow_log(known, self._spec, self._recorder)
         self._observer.started(
             TrialStart(number, params, attempt, record.role, record.origin, step)
         )
@@ -207,8 +202,6 @@ class EventWriter:
             spec = self._spec
             return end_of_training(record.reports, spec.metrics[0], spec.select, spec.patience)
 
-        if last is not None:
-            self._log(number, last.rows)
         self._end(number, end, last=last)
 
     def pruned(self, number: int, reason: str | None) -> None:
@@ -217,8 +210,6 @@ class EventWriter:
 
     def stopped(self, number: int, reason: str) -> None:
         """Record that a running trial was stopped."""
-        # The trial may have stopped between two reports. No later start sends the rows since.
-        self._log_the_rest(number)
         self._end(number, lambda _: ("pruned", reason))
 
     def stopped_waiting(self, number: int, reason: str) -> None:
@@ -228,7 +219,6 @@ class EventWriter:
             return
         record = without_unbegun(record, self._paths)
         self._recorder.start(number, record.params, {})
-        self._log_the_rest(number)  # see `stopped`
         self._end(number, partial(self._end_of_stopped, reason), lineage=record.lineage)
 
     def _end_of_stopped(
@@ -239,13 +229,11 @@ class EventWriter:
 
     def failed(self, number: int, failure: Failure) -> None:
         """Record that a trial failed."""
-        self._log_the_rest(number)  # see `stopped`
         self._end(number, lambda _: ("failed", failure.reason), traceback=failure.traceback)
 
     def refused(self, number: int, error: SpecError) -> None:
         """Record the failure of a trial whose parameter values make no valid configuration."""
         self._recorder.start(number, self._ledger.trial(number).params, {})
-        self._log_the_rest(number)  # rows from before the spec changed
         self._end(number, lambda _: ("failed", f"config: {error}"))
 
     def _record_reports(self, results: Sequence[WorkerReport]) -> None:
@@ -265,7 +253,8 @@ class EventWriter:
                     one.number, status_tags(self._ledger.trial(one.number), self._spec)
                 )
             if one.reports:
-                self._log(one.number, one.rows)
+                every, step = self._spec.tracking.every, one.reports[-1]["step"]
+                self._recorder.follow(one.number, step, every=every)
                 self._show(one)
 
     def _report_to_ledger(self, report: WorkerReport) -> None:
@@ -293,14 +282,6 @@ class EventWriter:
         if seconds is not None:
             self._fence()
             self._ledger.store_trial_seconds(number, seconds)
-
-    def _log(self, number: int, rows: Iterable[Row], *, ended: bool = False) -> None:
-        self._recorder.log(number, thin_rows(rows, self._spec.tracking.every, ended=ended))
-
-    def _log_the_rest(self, number: int) -> None:
-        directory = self._paths.trial(number)
-        self._recorder.log(number, [row for _, row in read_logged(directory)])
-        self._log(number, read_rows(directory), ended=True)
 
     def _show(self, report: WorkerReport) -> None:
         for one in report.reports:
@@ -337,6 +318,7 @@ class EventWriter:
         # Check outside the transaction: the check of a database lock could wait for its end.
         self._fence()
         record = self._ledger.transaction(store)
+        follow_to_end(record, self._spec, self._recorder)
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
         self._recorder.finish(

@@ -25,10 +25,10 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.extra_training import PlannedExtra, SweepTrials, read_series
 from sweeps.reconcile.finishing import check_free, check_unfinished, make_directories
 from sweeps.reconcile.reconcile import reconcile
-from sweeps.reconcile.repairs import apply, close_stores
+from sweeps.reconcile.repairs import apply, close_stores, follow_logs
 from sweeps.reconcile.retrying import complete_retries
 from sweeps.reconcile.store_check import Missing, lost_runs
-from sweeps.recording.notifications import LockedRecorder, Notifier, NotifyingRecorder
+from sweeps.recording.notifications import Notifier
 from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_tracker
 from sweeps.run.prepared import PreparedSweep
 from sweeps.spec.resume_checks import check_origin, check_search_changes, workers_tag
@@ -154,6 +154,7 @@ class SweepSession:
             self.recorder,
             warn=warn,
         )
+        follow_logs(state, spec, self.recorder)
 
     def _lost_files(self) -> Iterator[str]:
         """Yield a sentence for each trained trial that lost files: what is lost, what follows."""
@@ -200,6 +201,7 @@ def open_sweep(
     tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
     lost = None if prepared.new or offline else _find_lost_runs(paths, spec, ledger)
     set_target(paths.outbox, tracker)
+    notifications = _open_notifications(paths, spec, ledger, offline=offline)
     recorder, delivery = open_tracker(
         paths,
         spec,
@@ -209,18 +211,14 @@ def open_sweep(
             **({} if prepared.new else SWEEP_RESUMED),
         },
         environment=None if offline else untagged_env(),
-    )
-    notifications = _open_notifications(paths, spec, ledger, offline=offline)
-    locked = (
-        LockedRecorder(recorder, fence)
-        if notifications is None
-        else NotifyingRecorder(recorder, fence, notifications.notifier)
+        check=fence,
+        on_finish=notifications.notifier.ended if notifications else None,
     )
     return SweepSession(
         paths,
         spec,
         ledger,
-        locked,
+        recorder,
         delivery,
         fence,
         lost,

@@ -29,7 +29,7 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import tracking_gaps
-from sweeps.reconcile.repairs import send_to_tracker
+from sweeps.reconcile.repairs import follow_logs, send_to_tracker
 from sweeps.reconcile.store_check import Missing, MissingData
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, curve_tags, open_tracker
 from sweeps.run.store_comparison import StoreComparison, is_concluded
@@ -155,7 +155,9 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
     recorder, delivery = _queue(paths, spec, ledger)
     for first in range(0, len(records), _BATCH_SIZE):
         batch = list(records.values())[first : first + _BATCH_SIZE]
-        for gap in list(tracking_gaps(read_sweep_state(paths, spec, batch, live=False))):
+        state = read_sweep_state(paths, spec, batch, live=False)
+        follow_logs(state, spec, recorder)
+        for gap in list(tracking_gaps(state)):
             send_to_tracker(gap, paths, spec, records[gap.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)

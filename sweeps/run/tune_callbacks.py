@@ -64,7 +64,6 @@ _DROPPED_RESULT_KEYS = (
     "earlier",
     "objectives",
     "noted",
-    "rows",
     "metrics",
     "signals",
     "lacks_model",

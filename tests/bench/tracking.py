@@ -7,6 +7,7 @@ here: what tracking costs a training (`tracked.py`).
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sqlite3
 import tempfile
@@ -98,6 +99,11 @@ def _line(step: int) -> Line:
     return Line(step, next(_CLOCK), metrics)
 
 
+def _log_line(row: Line) -> str:
+    """A line of a trial's log, as the trial writes it."""
+    return json.dumps({"step": row.step, "time": row.timestamp_ms, "metrics": row.metrics}) + "\n"
+
+
 def _append() -> float:
     reports = list(_reports(_APPENDED_REPORTS))
     with tempfile.TemporaryDirectory() as directory:
@@ -152,16 +158,22 @@ class _Store:
         recorder = OutboxRecorder(
             self._uri,
             None,
-            TrackedSweep(experiment="bench", sweep_id=name, outbox=self._directory / name),
+            TrackedSweep(
+                experiment="bench", sweep_id=name, outbox=self._directory / name / "outbox"
+            ),
             deliver=process_with(os.environ),
         )
+        logs = [self._directory / name / f"trials/{run:04d}/metrics.jsonl" for run in range(RUNS)]
         for run in range(RUNS):
             recorder.start(run, {}, {})
+            logs[run].parent.mkdir(parents=True)
         assert recorder.flush(_PATIENCE) == 0
         reports = list(_reports(_DELIVERED_REPORTS))
         started = time.perf_counter()
         for run, rows in reports:
-            recorder.log(run, rows)
+            with logs[run].open("a") as file:
+                file.writelines(map(_log_line, rows))
+            recorder.follow(run, rows[-1].step)
         assert recorder.flush(_PATIENCE) == 0
         taken = time.perf_counter() - started
         recorder.close(_PATIENCE)

@@ -115,10 +115,9 @@ def outbox(directory: Path, acknowledge: Acknowledge) -> None:
         acknowledge("queued", *steps)
     batch = opened.next_batch(0)
     assert batch is not None
-    points = [record.payload for record in batch.records if record.kind == "metrics"]
-    acknowledge("claimed", *(point.step for some in points for point in some))
+    acknowledge("claimed", *(point.step for point in batch.points))
     opened.delivered(batch)
-    acknowledge("delivered", *(point.step for some in points for point in some))
+    acknowledge("delivered", *(point.step for point in batch.points))
     opened.append_rows(0, [Row(7, 0, {"loss": 1 / 7})])
     acknowledge("queued", 7)
     opened.append_artifact(0, Path(__file__), "sources/this.py")

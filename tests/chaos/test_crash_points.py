@@ -29,8 +29,8 @@ from tests.chaos.fsync_model import SPEC, creation, open_store, save
 from tests.chaos.power_loss import FATES, Fate
 from tests.chaos.spaces import SPACE
 from tests.make_trials import ask
-from tracking.metric_points import unpack
-from tracking.outbox import Outbox
+from tracking.outbox import Outbox, payload_rows
+from tracking.outbox_file import read_marks
 from trainable.checkpoint import CheckpointStore
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import History, Row, read_rows
@@ -310,13 +310,12 @@ def _flip(path: Path) -> None:
 
 
 def _waiting(outbox: Outbox) -> dict[int, bool]:
-    """The steps of all queued rows; true for those that may be at the server already."""
-    query = "SELECT state, payload FROM records WHERE kind = 'metrics'"
+    """The steps of all rows to be sent; true for those that may be at the server already."""
+    query = "SELECT payload FROM records WHERE kind = 'metrics'"
     with closing(sqlite3.connect(outbox.directory / "outbox.db")) as db:
-        rows = [
-            (row, bool(state))
-            for state, payload in db.execute(query)
-            for row in {point.step: None for point in unpack(payload)}
-        ]
-    assert len(rows) == len(dict(rows)), "a row is queued twice"
-    return dict(rows)
+        delivered, in_flight = read_marks(db, 0)
+        rows = [row for (text,) in db.execute(query) for row in payload_rows(json.loads(text))]
+    sent = in_flight.steps["loss"] if in_flight else 0
+    return {
+        row.step: row.step <= sent for row in rows if row.step > delivered.steps.get("loss", 0)
+    }

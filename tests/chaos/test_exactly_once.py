@@ -19,8 +19,8 @@ from tests.chaos.invariants import PARALLEL, SERIAL, References, Sandbox, assert
 # In the order of one report and of one trial's end; numbers that fall into the second trial.
 PLACES = {
     "commit and report": "sweeps.ledger.ledger:Ledger.report_all:4",
-    "report and outbox": "tracking.outbox:Outbox.append_rows:4",
-    "outbox and acknowledgement of the report": "tracking.outbox:Outbox.append_rows:-4",
+    "report and outbox": "tracking.outbox:Outbox.follow:4",
+    "outbox and acknowledgement of the report": "tracking.outbox:Outbox.follow:-4",
     "the end in the ledger and in the outbox": "tracking.outbox_recorder:OutboxRecorder.finish:2",
     "a trial in the ledger and its start": "sweeps.ledger.ledger:Ledger.add:-2",
 }

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.memory_recorder import MemoryRecorder, MemoryRun
 from tracking import trackers
 from tracking.outbox_recorder import OutboxRecorder
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 
 
@@ -27,10 +28,10 @@ class Line(NamedTuple):
 
 @dataclass
 class Case:
-    """A recorder, and how to see what it kept of a run (None: it keeps nothing)."""
+    """A recorder, and how to see what it kept of a run."""
 
     recorder: Recorder
-    look: Callable[[int | None], MemoryRun] | None
+    look: Callable[[int | None], MemoryRun]
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +45,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         engine.dispose()  # its pool would warn of open connections
 
 
-@pytest.fixture(
-    params=["null", "memory", "guide", pytest.param("mlflow", marks=pytest.mark.integration)]
-)
+@pytest.fixture(params=["memory", "guide", pytest.param("mlflow", marks=pytest.mark.integration)])
 def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Case]:
-    if request.param == "null":
-        yield Case(NullRecorder(), None)
-    elif request.param == "memory":
-        memory = MemoryRecorder()
+    if request.param == "memory":
+        memory = MemoryRecorder(outbox=tmp_path / "outbox")
         yield Case(memory, lambda trial: memory.runs[trial])
     elif request.param == "guide":
         monkeypatch.setattr(trackers, "TRACKERS", [_guide()["JsonTracker"], *trackers.TRACKERS])
@@ -138,12 +135,11 @@ def test_trial_from_start_to_finish(case: Case) -> None:
     case.recorder.log(0, [Line(1, 1000, {"loss": 2.0}), Line(2, 2000, {"loss": 1.0, "acc": 0.5})])
     case.recorder.tag(0, {"node": "b"})
     case.recorder.finish(0, "FINISHED", {"reason": "done"})
-    if case.look:
-        run = case.look(0)
-        assert run.params == {"train.lr": "0.1", "task": "None", "flag": "True"}
-        assert run.points == {("loss", 1): 2.0, ("loss", 2): 1.0, ("acc", 2): 0.5}
-        assert {"node": "b", "reason": "done"}.items() <= run.tags.items()
-        assert run.status == "FINISHED"
+    run = case.look(0)
+    assert run.params == {"train.lr": "0.1", "task": "None", "flag": "True"}
+    assert run.points == {("loss", 1): 2.0, ("loss", 2): 1.0, ("acc", 2): 0.5}
+    assert {"node": "b", "reason": "done"}.items() <= run.tags.items()
+    assert run.status == "FINISHED"
 
 
 def test_replayed_steps_change_nothing(case: Case) -> None:
@@ -151,43 +147,51 @@ def test_replayed_steps_change_nothing(case: Case) -> None:
     case.recorder.log(0, [Line(1, 1000, {"loss": 2.0}), Line(2, 2000, {"loss": 1.0})])
     case.recorder.start(0, {}, {})
     case.recorder.log(0, [Line(2, 9000, {"loss": 7.0, "new": 1.0}), Line(3, 9001, {"loss": 0.5})])
-    if case.look:
-        expected = {("loss", 1): 2.0, ("loss", 2): 1.0, ("loss", 3): 0.5, ("new", 2): 1.0}
-        assert case.look(0).points == expected
+    expected = {("loss", 1): 2.0, ("loss", 2): 1.0, ("loss", 3): 0.5, ("new", 2): 1.0}
+    assert case.look(0).points == expected
+
+
+def test_log_of_a_trial_is_followed_up_to_its_last_report(case: Case, tmp_path: Path) -> None:
+    log = tmp_path / "trials" / "0000" / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    rows = ({"step": step, "time": step, "metrics": {"loss": 1 / step}} for step in (1, 2, 3))
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    case.recorder.start(0, {}, {})
+    case.recorder.follow(0, 2)
+    assert case.look(0).points == {("loss", 1): 1.0, ("loss", 2): 0.5}
+    case.recorder.follow(0, 2, ended=True)
+    assert case.look(0).points == {("loss", step): 1 / step for step in (1, 2, 3)}
 
 
 def test_non_finite_values(case: Case) -> None:
     values = (math.inf, math.nan, -math.inf)
     case.recorder.log(0, [Line(step, step, {"loss": v}) for step, v in enumerate(values)])
-    if case.look:
-        points = case.look(0).points
-        assert math.isnan(points.pop(("loss", 1)))
-        assert points == {("num_infinite/loss", 0): 1.0, ("num_infinite/loss", 2): 2.0}
+    points = case.look(0).points
+    assert math.isnan(points.pop(("loss", 1)))
+    assert points == {("num_infinite/loss", 0): 1.0, ("num_infinite/loss", 2): 2.0}
 
 
 def test_parameters_stay_and_changes_become_tags(case: Case) -> None:
     case.recorder.start(0, {"lr": 0.1, "wd": 0}, {})
     case.recorder.finish(0, "KILLED", {})
     case.recorder.start(0, {"lr": 0.2, "wd": 0, "more": 1}, {})
-    if case.look:
-        run = case.look(0)
-        assert run.params == {"lr": "0.1", "wd": "0", "more": "1"}
-        assert run.tags["param_changed.lr"] == "0.2"
-        assert "param_changed.wd" not in run.tags
-        assert run.status == "RUNNING"
+    run = case.look(0)
+    assert run.params == {"lr": "0.1", "wd": "0", "more": "1"}
+    assert run.tags["param_changed.lr"] == "0.2"
+    assert "param_changed.wd" not in run.tags
+    assert run.status == "RUNNING"
 
 
 def test_parameter_that_changes_back_becomes_a_curve(case: Case) -> None:
     for rate, step in ((0.1, 1), (0.2, 2), (0.1, 3), (0.1, 4)):
         case.recorder.start(0, {"lr": rate, "name": f"n{rate}"}, {})
         case.recorder.log(0, [Line(step, 1000 * step, {"loss": 2.0})])
-    if case.look:
-        run = case.look(0)
-        assert run.params == {"lr": "0.1", "name": "n0.1"}
-        assert run.tags["param_changed.lr"] == "0.1"
-        assert run.tags["param_changed.name"] == "n0.1"
-        changes = {point: v for point, v in run.points.items() if point[0].startswith("param/")}
-        assert changes == {("param/lr", 1): 0.2, ("param/lr", 2): 0.1}
+    run = case.look(0)
+    assert run.params == {"lr": "0.1", "name": "n0.1"}
+    assert run.tags["param_changed.lr"] == "0.1"
+    assert run.tags["param_changed.name"] == "n0.1"
+    changes = {point: v for point, v in run.points.items() if point[0].startswith("param/")}
+    assert changes == {("param/lr", 1): 0.2, ("param/lr", 2): 0.1}
 
 
 def test_sweep_has_its_own_run(case: Case, tmp_path: Path) -> None:
@@ -196,10 +200,9 @@ def test_sweep_has_its_own_run(case: Case, tmp_path: Path) -> None:
     case.recorder.tag(None, {"best": "3"})
     case.recorder.artifact(None, file, "sweep.yaml")
     case.recorder.finish(None, "FAILED", {"reason": "no trial succeeded"})
-    if case.look:
-        run = case.look(None)
-        assert {"best": "3", "reason": "no trial succeeded"}.items() <= run.tags.items()
-        assert (run.status, run.artifacts) == ("FAILED", {"sweep.yaml": b"seed: 0"})
+    run = case.look(None)
+    assert {"best": "3", "reason": "no trial succeeded"}.items() <= run.tags.items()
+    assert (run.status, run.artifacts) == ("FAILED", {"sweep.yaml": b"seed: 0"})
 
 
 def test_artifacts_are_copies(case: Case, tmp_path: Path) -> None:
@@ -208,8 +211,7 @@ def test_artifacts_are_copies(case: Case, tmp_path: Path) -> None:
     case.recorder.start(0, {}, {})
     case.recorder.artifact(0, file, "notes/a.txt")
     file.unlink()
-    if case.look:
-        assert case.look(0).artifacts == {"notes/a.txt": b"then"}
+    assert case.look(0).artifacts == {"notes/a.txt": b"then"}
 
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../../x"])
@@ -220,7 +222,6 @@ def test_artifact_names_stay_below_the_run(case: Case, tmp_path: Path, name: str
 
 def test_odd_metric_names_are_kept_apart(case: Case) -> None:
     case.recorder.log(0, [Line(1, 1, {"a?": 1.0, "a!": 2.0, "x" * 300: 3.0, "ok/name": 4.0})])
-    if case.look:
-        points = case.look(0).points
-        assert sorted(points.values()) == [1.0, 2.0, 3.0, 4.0]
-        assert points["ok/name", 1] == 4.0
+    points = case.look(0).points
+    assert sorted(points.values()) == [1.0, 2.0, 3.0, 4.0]
+    assert points["ok/name", 1] == 4.0

@@ -33,12 +33,12 @@ import os, sys
 from pathlib import Path
 from tracking.outbox_recorder import OutboxRecorder, process_with
 from tracking.tracker import TrackedSweep
-from tracking.metric_points import PackedRow
+from tracking.metric_points import PointRow
 uri, outbox = sys.argv[1:]
 sweep = TrackedSweep(experiment="digits", sweep_id="one", outbox=Path(outbox))
 recorder = OutboxRecorder(uri, None, sweep, deliver=process_with(os.environ))
 recorder.start(0, {"lr": 1}, {})
-recorder.log(0, [PackedRow(step, step, {"loss": 1 / step}) for step in range(1, 51)])
+recorder.log(0, [PointRow(step, step, {"loss": 1 / step}) for step in range(1, 51)])
 assert recorder.wait_ready(60)
 assert "mlflow" not in sys.modules
 print(recorder._drain._process.pid, flush=True)

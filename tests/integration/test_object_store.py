@@ -34,11 +34,11 @@ from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from sweeps.stores import best_generation, trial_files
 from tests.integration.commandline import TINY
+from tests.memory_recorder import MemoryRecorder
 from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig, TrialConfig

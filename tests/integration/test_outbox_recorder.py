@@ -164,7 +164,7 @@ from pathlib import Path
 from tracking import mlflow_server
 from tracking.outbox_recorder import OutboxRecorder
 from tracking.tracker import TrackedSweep
-from tracking.metric_points import PackedRow
+from tracking.metric_points import PointRow
 sent = 0
 real = mlflow_server.MlflowServer.log
 def log(self, run_id, request):
@@ -180,7 +180,7 @@ recorder = OutboxRecorder(uri, None, sweep)
 for trial in range(3):
     recorder.start(trial, {"lr": trial}, {})
     steps = range(1, 41)
-    recorder.log(trial, [PackedRow(s, 10**12 + s, {"train/loss": 1 / (1 + s)}) for s in steps])
+    recorder.log(trial, [PointRow(s, 10**12 + s, {"train/loss": 1 / (1 + s)}) for s in steps])
 recorder.close(60)
 """
     outbox = store.root / "killed" / "outbox"

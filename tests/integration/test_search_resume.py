@@ -26,7 +26,7 @@ from sweeps.stopping.asha import FrontStopper
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
-from tracking.recorder import NullRecorder
+from tests.memory_recorder import MemoryRecorder
 from trainable.checkpoint import CheckpointStore
 from trainable.store.metrics_file import Row
 
@@ -92,7 +92,7 @@ class Driver:
         state = read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         apply(
             reconcile(state),
-            paths, spec, self.ledger, NullRecorder(),
+            paths, spec, self.ledger, MemoryRecorder(),
         )  # fmt: skip
         self.scheduler = replayed_scheduler(
             spec,

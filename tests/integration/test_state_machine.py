@@ -42,7 +42,7 @@ from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile
-from sweeps.reconcile.repairs import apply
+from sweeps.reconcile.repairs import apply, follow_logs
 from sweeps.recording.tags import run_status
 from sweeps.run.session import SweepSession
 from sweeps.run.tune_callbacks import TuneEventHandler
@@ -114,7 +114,7 @@ PERSISTING = [
     (EditableRDBStorage, "set_trial_intermediate_value"),
     (EditableRDBStorage, "set_trial_state_values"),
     (Outbox, "append"),
-    (Outbox, "append_rows"),
+    (Outbox, "follow"),
     (Outbox, "prepare"),
     (Outbox, "next_batch"),
     (Outbox, "delivered"),
@@ -236,7 +236,7 @@ class Training:
         value = loss_of(self._params, self.epoch * STEPS)
         result = {
             "objective": value, "epoch": self.epoch, "step": self.step,
-            "metrics": {"val/loss": value}, "rows": [tuple(row) for row in rows], "signals": [],
+            "metrics": {"val/loss": value}, **({"signals": []} if rows else {}),
         }  # fmt: skip
         finished = self.epoch >= EPOCHS
         return result | ({"ending": "finished", "saved": True} if finished else {})
@@ -274,6 +274,7 @@ class Driver:
             reconcile(state),
             paths, spec, self.ledger, self.recorder,
         )  # fmt: skip
+        follow_logs(state, spec, self.recorder)
         left = reconcile(
             read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         )

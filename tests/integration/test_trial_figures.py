@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,10 @@ from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.integration.commandline import wait_until
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.processes import start_idle
-from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.store.metrics_file import Row
 
@@ -86,7 +87,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 def test_each_ended_trial_gets_its_figures_once(sweep: Sweep) -> None:
     numbers = [sweep.add_drawable(state) for state in ("complete", "pruned", "failed")]
-    broken, running = sweep.add_drawable(), sweep.add_drawable(None)
+    broken, gone, running = (sweep.add_drawable(state) for state in ("complete", "failed", None))
+    shutil.rmtree(sweep.paths.trial(gone))
     (sweep.paths.trial(broken) / "metrics.jsonl").write_text("no rows\n")
     assert sweep.sync() == len(numbers)
     for number in numbers:
@@ -95,11 +97,12 @@ def test_each_ended_trial_gets_its_figures_once(sweep: Sweep) -> None:
         pictures = sweep.queue.runs[number].artifacts.values()
         assert all(content.startswith(b"\x89PNG") for content in pictures)
     assert sweep.tag(broken).startswith("missing: CurveDamaged")
+    assert sweep.tag(gone) == f"missing: there is no {sweep.paths.trial(gone)}"
     assert running not in sweep.queue.runs
 
     sweep.queue.runs.clear()
     assert sweep.sync() == 0
-    assert sweep.queue.runs.keys() <= {None, broken}
+    assert sweep.queue.runs.keys() <= {None, broken, gone}
 
 
 def test_unrecorded_figures_are_drawn_again(sweep: Sweep) -> None:

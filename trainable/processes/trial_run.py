@@ -232,8 +232,7 @@ class TrialRun:
             "epoch": report.epoch,
             "step": report.step,
             "metrics": report.metrics,
-            "rows": [tuple(row) for row in report.rows],
-            "signals": report.signals,
+            **({"signals": report.signals} if report.rows else {}),
             **({} if report.lacks_model is None else {"lacks_model": report.lacks_model}),
         }
 

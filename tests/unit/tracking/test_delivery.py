@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tracking.delivery import Delivery, FoundRun, NotStored, RecordRejected, RunGone
-from tracking.metric_points import PackedRow
+from tracking.metric_points import PointRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import TAG_REPEATS
@@ -376,7 +376,7 @@ def test_one_run_is_chosen_and_its_empty_twins_are_deleted(
 
 
 def test_lost_outbox_continues_to_count_infinite_values(house: House) -> None:
-    infinite = [PackedRow(step, step, {"loss": float("inf")}) for step in (1, 2)]
+    infinite = [PointRow(step, step, {"loss": float("inf")}) for step in (1, 2)]
     house.outbox.append_rows(0, infinite)
     house.deliver()
     house.outbox.close()
@@ -384,7 +384,7 @@ def test_lost_outbox_continues_to_count_infinite_values(house: House) -> None:
     house.delivery = house.new_delivery()
     house.start(0)
     house.deliver()
-    house.outbox.append_rows(0, [*infinite, PackedRow(3, 3, {"loss": float("inf")})])
+    house.outbox.append_rows(0, [*infinite, PointRow(3, 3, {"loss": float("inf")})])
     house.deliver()
     assert house.server.points(0) == [
         ("num_infinite/loss", 1, 1.0),

@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracking.limits import MAX_KEY, clean_key, clean_text, clip_start, clip_text, split_pairs
-from tracking.metric_points import HighWaterMarks, PackedRow, Point, Request, pack, parts, unpack
+from tracking.metric_points import HighWaterMarks, Point, PointRow, Request
 
 rows = st.lists(
     st.builds(
-        PackedRow,
+        PointRow,
         st.integers(0, 30),
         st.integers(0, 10**13),
         st.dictionaries(st.sampled_from(["a", "b", "c/d"]), st.floats(), min_size=1),
@@ -21,14 +20,12 @@ rows = st.lists(
 )
 
 
-def pairs(admitted: list[PackedRow]) -> list[tuple[str, int]]:
-    return [(key, row.step) for row in admitted for key in row.metrics]
+def pairs(points: list[Point]) -> list[tuple[str, int]]:
+    return [(point.key, point.step) for point in points]
 
 
 @given(rows, rows)
-def test_no_key_and_step_is_admitted_twice(
-    first: list[PackedRow], second: list[PackedRow]
-) -> None:
+def test_no_key_and_step_is_admitted_twice(first: list[PointRow], second: list[PointRow]) -> None:
     marks = HighWaterMarks()
     admitted = (
         pairs(marks.filter_new(first))
@@ -39,7 +36,7 @@ def test_no_key_and_step_is_admitted_twice(
 
 
 @given(rows)
-def test_a_replay_is_dropped_whole(logged: list[PackedRow]) -> None:
+def test_a_replay_is_dropped_whole(logged: list[PointRow]) -> None:
     marks = HighWaterMarks()
     marks.filter_new(logged)
     assert marks.filter_new(logged) == []
@@ -47,44 +44,34 @@ def test_a_replay_is_dropped_whole(logged: list[PackedRow]) -> None:
 
 def test_infinite_values_are_counted_and_nan_is_kept() -> None:
     marks = HighWaterMarks()
-    [first, second, third] = marks.filter_new(
+    first, second, third, fourth = marks.filter_new(
         [
-            PackedRow(1, 10, {"loss": math.inf, "lr": 0.1}),
-            PackedRow(2, 20, {"loss": math.nan}),
-            PackedRow(3, 30, {"loss": -math.inf}),
+            PointRow(1, 10, {"loss": math.inf, "lr": 0.1}),
+            PointRow(2, 20, {"loss": math.nan}),
+            PointRow(3, 30, {"loss": -math.inf}),
         ]
     )
-    assert first.metrics == {"num_infinite/loss": 1.0, "lr": 0.1}
-    assert math.isnan(second.metrics["loss"])
-    assert third.metrics == {"num_infinite/loss": 2.0}
-    assert marks.filter_new([PackedRow(3, 30, {"loss": 1.0})]) == []
+    assert [first, second] == [("num_infinite/loss", 1.0, 1, 10), ("lr", 0.1, 1, 10)]
+    assert (third.key, third.step) == ("loss", 2)
+    assert math.isnan(third.value)
+    assert fourth == ("num_infinite/loss", 2.0, 3, 30)
+    assert marks.filter_new([PointRow(3, 30, {"loss": 1.0})]) == []
 
 
 def test_only_steps_above_the_mark_are_new() -> None:
     """Also those of the counter of infinite values, which a row may have itself."""
     marks = HighWaterMarks({"loss": 5, "num_infinite/lr": 5}, {"num_infinite/lr": 2})
-    rows = [PackedRow(step, step, {"loss": 1.0, "lr": math.inf}) for step in (4, 5, 6)]
-    assert marks.filter_new(rows) == [PackedRow(6, 6, {"loss": 1.0, "num_infinite/lr": 3.0})]
+    rows = [PointRow(step, step, {"loss": 1.0, "lr": math.inf}) for step in (4, 5, 6)]
+    assert marks.filter_new(rows) == [("loss", 1.0, 6, 6), ("num_infinite/lr", 3.0, 6, 6)]
     assert marks.steps == {"loss": 6, "lr": 6, "num_infinite/lr": 6}
-    own = PackedRow(7, 7, {"num_infinite/lr": 9.0, "lr": math.inf})
-    assert marks.filter_new([own]) == [PackedRow(7, 7, {"num_infinite/lr": 9.0})]
+    own = PointRow(7, 7, {"num_infinite/lr": 9.0, "lr": math.inf})
+    assert marks.filter_new([own]) == [("num_infinite/lr", 9.0, 7, 7)]
 
 
 def test_marks_rise_and_never_fall() -> None:
     marks = HighWaterMarks({"a": 5, "b": 1})
     marks.merge_max(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
     assert marks == HighWaterMarks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
-
-
-@given(st.lists(st.integers(1, 1500), max_size=8))
-def test_batches_keep_order_and_hold_at_most_a_thousand_points(sizes: list[int]) -> None:
-    packed = [
-        PackedRow(step, 0, {f"k{i}": float(i) for i in range(n)}) for step, n in enumerate(sizes)
-    ]
-    divided = list(parts(packed))
-    assert [pair for part, _ in divided for pair in pairs(part)] == pairs(packed)
-    assert all(0 < num_points == len(pairs(part)) <= 100 for part, num_points in divided)
-    assert len(divided) == math.ceil(sum(sizes) / 100)
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
@@ -119,27 +106,6 @@ def test_pairs_are_split_by_count_and_encoded_bytes() -> None:
     divided = list(split_pairs(wide))
     assert {key: value for part in divided for key, value in part.items()} == wide
     assert len(divided) == 5
-
-
-@given(
-    st.lists(
-        st.builds(
-            PackedRow,
-            st.integers(0, 2**62),
-            st.integers(0, 2**62),
-            st.dictionaries(st.sampled_from(["a", "b/\u00e9", "c\n"]), st.floats(), min_size=1),
-        )
-    )
-)
-def test_packed_rows_unpack_to_the_same_bits(rows: list[PackedRow]) -> None:
-    expected = [
-        Point(k, v, row.step, row.timestamp_ms) for row in rows for k, v in row.metrics.items()
-    ]
-
-    def bits(points: list[Point]) -> list[tuple[object, ...]]:
-        return [(*point._replace(value=0.0), struct.pack("d", point.value)) for point in points]
-
-    assert bits(unpack(pack(rows))) == bits(expected)
 
 
 def _sizes(request: Request) -> list[tuple[int, ...]]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import sqlite3
 import threading
 from pathlib import Path
@@ -9,19 +11,41 @@ from pathlib import Path
 import pytest
 
 from tracking.address import store_identity
-from tracking.metric_points import HighWaterMarks, PackedRow
+from tracking.metric_points import HighWaterMarks, PointRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import pending, read_outbox
+from tracking.trial_log import Target
 
 
-def row(step: int, **metrics: float) -> PackedRow:
-    return PackedRow(step, 1000 + step, metrics)
+def row(step: int, **metrics: float) -> PointRow:
+    return PointRow(step, 1000 + step, metrics)
 
 
 def steps(outbox: Outbox, trial: int) -> list[int]:
     batch = outbox.next_batch(trial)
     assert batch is not None
-    return [point.step for record in batch.records for point in record.payload]
+    return [point.step for point in batch.points]
+
+
+def write_log(outbox: Path, trial: int, rows: list[PointRow], name: str = "metrics") -> Path:
+    """Write a trial's log beside the outbox, as the trial's process does."""
+    file = outbox.parent / "trials" / f"{trial:04d}" / f"{name}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps({"step": one.step, "time": one.timestamp_ms, "metrics": one.metrics})
+        for one in rows
+    )
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def deliver(outbox: Outbox, trial: int = 0) -> list[tuple[str, int]]:
+    """Deliver everything of a trial; returns the key and step of each point."""
+    found: list[tuple[str, int]] = []
+    while batch := outbox.next_batch(trial):
+        found += [(point.key, point.step) for point in batch.points]
+        outbox.delivered(batch)
+    return found
 
 
 def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
@@ -43,15 +67,130 @@ def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path)
-    for first in range(0, 2400, 300):
-        outbox.append_rows(0, [row(first + i, a=1.0) for i in range(300)])
-    outbox.append_rows(0, [row(5000 + i, a=1.0) for i in range(1001)])
-    sizes = []
+    outbox = Outbox(tmp_path / "outbox")
+    write_log(outbox.directory, 0, [row(step, a=1.0, b=2.0) for step in range(1, 1201)])
+    outbox.append(0, "start", {"params": {}})
+    outbox.follow(0, Target(1200, every=1, ended=True))
+    outbox.append(0, "finish", {"status": "FINISHED"})
+    assert outbox.pending == 3
+    seen = []
     while batch := outbox.next_batch(0):
-        sizes.append(sum(len(record.payload) for record in batch.records))
+        seen.append((len(batch.points), [record.kind for record in batch.records]))
         outbox.delivered(batch)
-    assert sizes == [1000, 1000, 1000, 401]
+    assert seen == [(1000, ["start"]), (1000, []), (400, ["finish"])]
+    assert outbox.pending == 0
+    outbox.close()
+
+
+def test_log_is_delivered_up_to_the_last_report(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox")
+    file = write_log(outbox.directory, 0, [row(step, a=1.0) for step in range(1, 6)])
+    outbox.follow(0, Target(3, every=1, ended=False))
+    assert deliver(outbox) == [("a", 1), ("a", 2), ("a", 3)]
+    assert outbox.trials() == []
+    outbox.follow(0, Target(3, every=1, ended=False))
+    assert outbox.trials() == [], "nothing has changed"
+    with file.open("a") as more:
+        more.write('{"step": 6, "time": 1, "metrics": {"a": 1.0}}\n{"step": 7, "ti')
+    outbox.follow(0, Target(5, every=1, ended=True))
+    assert deliver(outbox) == [("a", 4), ("a", 5), ("a", 6)]
+    assert outbox.last_step(0) == 6
+    outbox.close()
+
+
+def test_rows_that_are_trained_again_are_not_sent_again(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox")
+    rows = [row(step, a=1.0) for step in range(1, 101)]
+    write_log(outbox.directory, 0, rows)
+    outbox.follow(0, Target(100, every=1, ended=False))
+    assert len(deliver(outbox)) == 100
+    # The trial resumes from step 40, and logs other times and one more metric.
+    write_log(outbox.directory, 0, rows[:40])
+    outbox.follow(0, Target(90, every=1, ended=False))
+    assert deliver(outbox) == []
+    again = [row(step, a=2.0, b=1.0)._replace(timestamp_ms=9) for step in range(41, 121)]
+    write_log(outbox.directory, 0, rows[:40] + again)
+    outbox.follow(0, Target(110, every=1, ended=False))
+    found = deliver(outbox)
+    assert [step for key, step in found if key == "a"] == list(range(101, 111))
+    assert [step for key, step in found if key == "b"] == list(range(41, 111))
+    outbox.close()
+
+
+def test_log_in_flight_is_compared_until_all_of_it_has_arrived(tmp_path: Path) -> None:
+    """The trial may have removed rows that were in flight, and train them again."""
+    outbox = Outbox(tmp_path / "outbox")
+    rows = [row(step, a=1.0) for step in range(1, 31)]
+    write_log(outbox.directory, 0, rows)
+    outbox.follow(0, Target(20, every=1, ended=False))
+    assert len(steps(outbox, 0)) == 20
+    outbox.close()
+
+    outbox = Outbox(tmp_path / "outbox")
+    write_log(outbox.directory, 0, rows[:10])
+    seen = []
+    for last in (10, 20, 30):
+        outbox.follow(0, Target(last, every=1, ended=False))
+        batch = outbox.next_batch(0)
+        assert batch is not None
+        seen.append(([point.step for point in batch.points], batch.uncertain))
+        outbox.delivered(batch)
+        write_log(outbox.directory, 0, rows)
+    assert seen == [
+        (list(range(1, 11)), True),
+        (list(range(11, 21)), True),
+        (list(range(21, 31)), False),
+    ]
+    outbox.close()
+
+
+def test_curve_is_thinned_and_own_steps_are_not(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox")
+    curve = [row(step, a=1.0) for step in range(1, 13)]
+    curve[7] = row(8, a=1.0, epoch=1.0)
+    write_log(outbox.directory, 0, curve)
+    logged = outbox.directory.parent / "trials" / "0000" / "logged.jsonl"
+    own = ({"step": 4 * n, "own_step": n, "time": 1, "metrics": {"x": 1.0}} for n in (1, 2, 3))
+    logged.write_text("".join(f"{json.dumps(one)}\n" for one in own))
+    outbox.follow(0, Target(8, every=5, ended=False))
+    assert deliver(outbox) == [("x", 1), ("x", 2), *(("a", s) for s in (1, 5, 8)), ("epoch", 8)]
+    outbox.follow(0, Target(8, every=5, ended=True))
+    assert deliver(outbox) == [("x", 3), ("a", 10), ("a", 12)]
+    outbox.close()
+
+
+@pytest.mark.parametrize("what", ["the directory", "rows", "a line"])
+def test_lost_log_is_told_and_delays_nothing(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    outbox = Outbox(tmp_path / "outbox")
+    file = write_log(outbox.directory, 7, [row(step, a=1.0) for step in range(1, 6)])
+    outbox.append(7, "start", {"params": {}})
+    outbox.follow(7, Target(9, every=1, ended=True))
+    outbox.append(7, "finish", {"status": "FINISHED"})
+    if what == "the directory":
+        shutil.rmtree(file.parent)
+    else:
+        if what == "a line":
+            with file.open("a") as more:
+                more.write('{"step": 6, "time": 1, "metrics": {"a": null}}\n')
+        assert len(deliver(outbox, 7)) == (3 if what == "a line" else 5)
+        assert outbox.trials() == [7], "a worker elsewhere may not have written them yet"
+        assert outbox.next_batch(7) is None
+        assert not caplog.messages
+        monkeypatch.setattr("tracking.outbox._LATE_SECONDS", 0.0)
+    assert deliver(outbox, 7) == []
+    assert outbox.pending == 0
+    [told] = caplog.messages
+    last = {"the directory": 0, "rows": 5, "a line": 3}[what]
+    assert told.startswith(
+        f"trial 7 has reported step 9, and its metrics after step {last} are not sent: "
+    )
+    assert str(file) in told
+    assert told.endswith("restore it from a backup, then run sync --verify")
     outbox.close()
 
 
@@ -68,9 +207,12 @@ def test_claimed_records_are_uncertain_after_a_restart(tmp_path: Path) -> None:
     again = outbox.next_batch(0)
     assert again is not None
     assert again.uncertain
-    assert again.records == claimed.records, "the certain record behind it waits for its own batch"
+    assert [point.step for point in again.points] == [1, 2]
     outbox.delivered(again)
-    assert steps(outbox, 0) == [2]
+    outbox.append_rows(0, [row(3, a=1.0)])
+    certain = outbox.next_batch(0)
+    assert certain is not None
+    assert not certain.uncertain
     outbox.close()
 
 
@@ -147,14 +289,14 @@ def test_prepared_records_are_uncertain_after_a_restart(
 
 def test_high_water_marks_outlive_process_and_records(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
-    assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
-    batch = outbox.next_batch(0)
-    assert batch is not None
-    outbox.delivered(batch)
+    outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)])
+    assert len(deliver(outbox)) == 2
     outbox.close()
     outbox = Outbox(tmp_path)
-    assert outbox.append_rows(0, [row(1, a=9.0), row(2, a=9.0, b=1.0), row(3, a=1.0)]) == 2
-    assert outbox.append_rows(1, [row(1, a=1.0)]) == 1, "each trial has marks of its own"
+    outbox.append_rows(0, [row(1, a=9.0), row(2, a=9.0, b=1.0), row(3, a=1.0)])
+    assert deliver(outbox) == [("b", 2), ("a", 3)]
+    outbox.append_rows(1, [row(1, a=1.0)])
+    assert deliver(outbox, 1) == [("a", 1)], "each trial has marks of its own"
     outbox.close()
 
 
@@ -162,14 +304,15 @@ def test_set_run_id_raises_marks_and_makes_queue_uncertain(tmp_path: Path) -> No
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
     outbox.set_run_id(0, "r", HighWaterMarks({"a": 5}))
+    outbox.append_rows(0, [row(5, a=1.0), row(6, a=1.0)])
     batch = outbox.next_batch(0)
     assert batch is not None
     assert batch.uncertain
-    assert outbox.append_rows(0, [row(5, a=1.0), row(6, a=1.0)]) == 1
+    assert [point.step for point in batch.points] == [6]
     assert outbox.run_id(0) == "r"
     outbox.reset_run(0)
     assert outbox.run_id(0) is None
-    assert outbox.append_rows(0, [row(1, a=1.0)]) == 1
+    assert steps(outbox, 0) == [1, 5, 6]
     outbox.close()
 
 
@@ -197,7 +340,8 @@ def test_full_disk_names_path_and_free_bytes(tmp_path: Path) -> None:
         outbox.append_rows(0, big)
     assert outbox.pending == 1
     outbox._db.execute("PRAGMA max_page_count = 1000000")
-    assert outbox.append_rows(0, big) == 5000, "the marks did not move either"
+    outbox.append_rows(0, big)
+    assert len(deliver(outbox)) == 5001
     outbox.close()
 
 
@@ -256,14 +400,14 @@ def test_links_and_irregular_files_are_not_staged(tmp_path: Path) -> None:
     outbox.close()
 
 
-@pytest.mark.parametrize("version", [3, 99])
+@pytest.mark.parametrize("version", [4, 99])
 def test_file_of_another_version_is_left_alone(tmp_path: Path, version: int) -> None:
     Outbox(tmp_path).close()
     db = sqlite3.connect(tmp_path / "outbox.db")
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
     with pytest.raises(
-        OutboxError, match=f"version {version}; this release reads 4; use the release"
+        OutboxError, match=f"version {version}; this release reads 5; use the release"
     ):
         Outbox(tmp_path)
 
@@ -429,19 +573,34 @@ def test_appending_after_close_is_an_error(tmp_path: Path) -> None:
 
 def test_recorder_sees_what_the_delivery_finds(tmp_path: Path) -> None:
     queue, other = Outbox(tmp_path), Outbox(tmp_path, delivers=True)
-    assert queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
+    queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)])
     other.set_run_id(0, "r", HighWaterMarks({"a": 1, "b": 5}))
     assert queue.run_id(0) == "r"
-    assert queue.append_rows(0, [row(2, a=1.0), row(3, a=1.0, b=1.0), row(6, b=1.0)]) == 2
+    queue.append_rows(0, [row(6, b=1.0)])
     other.set_run_id(0, "r", HighWaterMarks({"a": 4}))
     assert queue.last_step(0) == 6, "what was queued since is not forgotten"
-    assert queue.append_rows(0, [row(4, a=1.0), row(5, a=1.0)]) == 1
     other.reset_run(0)
     assert queue.run_id(0) is None
-    assert queue.append_rows(0, [row(1, a=1.0)]) == 1
-    assert queue.pending == other.pending == 4
+    assert queue.pending == other.pending == 2
     other.close()
-    assert other.pending == 4
+    assert other.pending == 2
+    queue.close()
+
+
+def test_delivery_drops_what_it_read_before_a_trial_was_reset(tmp_path: Path) -> None:
+    queue, other = Outbox(tmp_path / "outbox"), Outbox(tmp_path / "outbox", delivers=True)
+    write_log(queue.directory, 0, [row(step, a=1.0) for step in range(1, 6)])
+    queue.follow(0, Target(3, every=1, ended=False))
+    before = other.next_batch(0)
+    assert before is not None
+    queue.reset_trials({0: True})
+    other.delivered(before)
+    queue.follow(0, Target(5, every=1, ended=False))
+    batch = other.next_batch(0)
+    assert batch is not None
+    assert batch.uncertain
+    assert [point.step for point in batch.points] == [1, 2, 3, 4, 5]
+    other.close()
     queue.close()
 
 
@@ -498,7 +657,8 @@ def test_state_of_another_store_is_dropped(tmp_path: Path, store: str, gone: boo
     batch = outbox.next_batch(0)
     assert batch is not None
     assert [record.kind for record in batch.records] == ["tags"]
-    assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=2.0)]) == 2
+    outbox.append_rows(0, [row(1, a=1.0), row(2, a=2.0)])
+    assert steps(outbox, 0) == [1, 2]
     outbox.close()
 
 

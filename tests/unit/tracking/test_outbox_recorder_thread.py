@@ -96,7 +96,7 @@ def test_recorder_calls_return_while_the_server_hangs(
     recorder.finish(0, "FINISHED", {})
     assert time.monotonic() - started < scaled(1)
     started = time.monotonic()
-    assert recorder.close(0.2) == recorder.pending() == 6
+    assert recorder.close(0.2) == recorder.pending() == 4
     assert time.monotonic() - started < scaled(1)
     gate.set()
     recorder._drain._thread.join(10)
@@ -117,7 +117,7 @@ def test_outage_is_reported_once_and_survived(
     with caplog.at_level(logging.INFO, "tracking"):
         recorder = recorder_on(tmp_path / "outbox", lambda: server)
         recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
-        assert recorder.flush(0.3) == 4
+        assert recorder.flush(0.3) == 2
         is_down.clear()
         assert recorder.flush(10) == 0
         assert recorder.close(10) == 0
@@ -269,7 +269,7 @@ def test_sync_delivers_the_rest_and_a_second_adds_nothing(
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
     recorder.finish(0, "FINISHED", {})
-    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 6
+    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 4
 
     stand_in = ModuleType("tracking.mlflow_server")
     stand_in.MlflowServer = lambda *_: server  # type: ignore[attr-defined]

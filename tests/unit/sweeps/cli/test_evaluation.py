@@ -18,15 +18,15 @@ from sweeps.cli.app import app
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import SweepPaths
-from sweeps.reconcile.reconcile import MissingMetrics
+from sweeps.reconcile.reconcile import MissingTests
 from sweeps.reconcile.repairs import apply
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import SweepView
+from tests.memory_recorder import MemoryRecorder
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
 from trainable.store.generations import STATE
 from trainable.store.notes import TESTED, read_tested
 
@@ -82,7 +82,7 @@ def test_best_is_evaluated_and_recorded_once(paths: SweepPaths) -> None:
     assert recorded.metrics == found["metrics"]
     queued = read_outbox(paths.outbox)
     steps = {n: marks.steps.get("test/loss") for n, marks in queued.marks.items()}
-    assert steps == {OTHER: None, BEST: record.best_step}
+    assert steps == {BEST: record.best_step}
 
     before = _contents(paths.directory)
     again = _json()
@@ -196,8 +196,8 @@ def test_value_that_was_not_queued_is_sent_again(paths: SweepPaths) -> None:
     _json()
     shutil.rmtree(paths.outbox)
     (value,) = read_tested(paths.trial(BEST))
-    missing = [one for one in SweepView(paths).corrections() if isinstance(one, MissingMetrics)]
-    assert missing == [MissingMetrics(BEST, (value.row,))]
+    missing = [one for one in SweepView(paths).corrections() if isinstance(one, MissingTests)]
+    assert missing == [MissingTests(BEST, (value.row,))]
     recorder = MemoryRecorder()
     view = SweepView(paths)
     for _ in range(2):

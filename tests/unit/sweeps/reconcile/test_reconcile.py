@@ -24,7 +24,6 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import (
     Correction,
-    MissingMetrics,
     MissingParams,
     MissingReport,
     MissingRun,
@@ -40,17 +39,22 @@ from sweeps.reconcile.reconcile import (
     UnrecordedEnd,
     reconcile,
 )
-from sweeps.reconcile.repairs import UnknownDirectoryInTheWay, apply, send_to_tracker
+from sweeps.reconcile.repairs import (
+    UnknownDirectoryInTheWay,
+    apply,
+    follow_logs,
+    send_to_tracker,
+)
 from sweeps.run.sync import queue_interruptions
 from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.store.local import LocalFiles
 from trainable.store.manifest import STATE
@@ -105,8 +109,8 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             TrialState(OPEN, CURVE), [MissingReport(0, CURVE[1])], id="the ledger lacks a report"
         ),
         pytest.param(
-            TrialState(OPEN, CURVE, tracked_status="RUNNING", rows=ROWS, unlogged=True),
-            [MissingReport(0, CURVE[1]), MissingMetrics(0, ROWS), OrphanedRun(0, 7)],
+            TrialState(OPEN, CURVE, tracked_status="RUNNING", rows=ROWS),
+            [MissingReport(0, CURVE[1]), OrphanedRun(0, 7)],
             id="killed between store and ledger",
         ),
         pytest.param(
@@ -132,8 +136,8 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="killed before it closed its checkpoints, and stopped for good",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], trained=True, rows=ROWS, unlogged=True),
-            [MissingRun(0, 5), MissingMetrics(0, ROWS), UnrecordedEnd(0, "complete")],
+            TrialState(OPEN, CURVE[:1], trained=True, rows=ROWS),
+            [MissingRun(0, 5), UnrecordedEnd(0, "complete")],
             id="trained to its end, and the outbox is lost",
         ),
         pytest.param(
@@ -142,8 +146,8 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
             id="killed between a report and the verdict on it",
         ),
         pytest.param(
-            TrialState(OPEN, CURVE[:1], rows=ROWS, unlogged=True),
-            [MissingRun(0, 5), MissingMetrics(0, ROWS), OrphanedRun(0, 7)],
+            TrialState(OPEN, CURVE[:1], rows=ROWS),
+            [MissingRun(0, 5), OrphanedRun(0, 7)],
             id="the outbox is lost in the middle of a trial",
         ),
         pytest.param(
@@ -174,27 +178,27 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
         ),
         pytest.param(
             TrialState(replace(OPEN, state="complete"), tracked_status="RUNNING"),
-            [StaleRunStatus(0, "FINISHED", ())],
+            [StaleRunStatus(0, "FINISHED")],
             id="complete and not told",
         ),
         pytest.param(
             TrialState(replace(OPEN, state="pruned"), rows=ROWS),
-            [MissingRun(0, 5), StaleRunStatus(0, "FINISHED", ROWS)],
+            [MissingRun(0, 5), StaleRunStatus(0, "FINISHED", 7)],
             id="the outbox is lost",
         ),
         pytest.param(
             TrialState(replace(OPEN, state="failed", ended_at=datetime.fromtimestamp(9))),
-            [MissingRun(0, 9000), StaleRunStatus(0, "FAILED", ())],
+            [MissingRun(0, 9000), StaleRunStatus(0, "FAILED")],
             id="failed before it trained, and the outbox is lost",
         ),
         pytest.param(
             TrialState(replace(OPEN, state="pruned"), rows=ROWS, tracked_status="INTERRUPTED"),
-            [StaleRunStatus(0, "FINISHED", ROWS)],
+            [StaleRunStatus(0, "FINISHED", 7)],
             id="interrupted, gone on and pruned, and all since the interruption is lost",
         ),
         pytest.param(
             TrialState(replace(OPEN, state="failed"), tracked_status="RUNNING"),
-            [StaleRunStatus(0, "FAILED", ())],
+            [StaleRunStatus(0, "FAILED")],
             id="failed and not told",
         ),
     ],
@@ -223,7 +227,7 @@ class Sweep:
 
     def __init__(self, paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None:
         self.paths, self.spec, self.ledger = paths, spec, ledger
-        self.recorder = MemoryRecorder()
+        self.recorder = MemoryRecorder(outbox=paths.outbox)
         self.warnings: list[str] = []
 
     def ask(self) -> int:
@@ -253,17 +257,31 @@ class Sweep:
     def commit(self, number: int, epoch: int) -> Path:
         return commit(self.paths.trial(number), epoch, step=2 * epoch)
 
-    def corrections(self, stop: str | None = None) -> list[Correction]:
+    def state(self, stop: str | None = None) -> SweepState:
         judge, trials = make_verdict_fn(self.spec), self.ledger.trials()
-        return reconcile(
-            read_sweep_state(self.paths, self.spec, trials, live=False, judge=judge, stop=stop)
-        )
+        return read_sweep_state(self.paths, self.spec, trials, live=False, judge=judge, stop=stop)
+
+    def corrections(self, stop: str | None = None) -> list[Correction]:
+        return reconcile(self.state(stop))
 
     def apply(self, stop: str | None = None) -> None:
+        state = self.state(stop)
         apply(
-            self.corrections(stop), self.paths, self.spec, self.ledger, self.recorder,
+            reconcile(state), self.paths, self.spec, self.ledger, self.recorder,
             warn=self.warnings.append,
         )  # fmt: skip
+        follow_logs(state, self.spec, self.recorder)
+
+
+def _delivered(paths: SweepPaths, number: int) -> list[tuple[str, int]]:
+    """Deliver all that waits of a trial; returns the key and step of each point."""
+    found = []
+    outbox = Outbox(paths.outbox)
+    while batch := outbox.next_batch(number):
+        found += [(point.key, point.step) for point in batch.points]
+        outbox.delivered(batch)
+    outbox.close()
+    return found
 
 
 @pytest.fixture
@@ -521,11 +539,13 @@ def test_trial_with_a_lost_run_is_resent_once(sweep: Sweep) -> None:
     sweep.ledger.finish(number, "complete")
     assert sweep.corrections() == [
         MissingRun(number, 0),
-        StaleRunStatus(number, "FINISHED", tuple(rows)),
+        StaleRunStatus(number, "FINISHED", rows[-1].timestamp_ms),
     ]
     queue_interruptions(sweep.paths, sweep.spec)
     assert sweep.corrections() == []
-    assert not read_outbox(sweep.paths.outbox).lacks(number, rows)
+    assert _delivered(sweep.paths, number) == [
+        (key, row.step) for row in rows for key in row.metrics
+    ]
 
 
 def test_run_left_running_by_a_dead_driver_is_killed(sweep: Sweep) -> None:
@@ -556,9 +576,9 @@ def test_sync_repairs_tracking_only_and_once(sweep: Sweep) -> None:
         going_on: "INTERRUPTED",
     }
     assert known.tracked_sweep_status == "INTERRUPTED"
-    assert not known.lacks(trained, [Row(8, 0, {"val/loss": 0.1})])
     queue_interruptions(sweep.paths, sweep.spec)
     assert read_outbox(sweep.paths.outbox).pending == known.pending
+    assert ("val/loss", 8) in _delivered(sweep.paths, trained)
     assert sweep.ledger.trial(trained).state == "running"
     sweep.apply()  # as a resume does, which finds the end
     assert sweep.ledger.trial(trained).state == "complete"

@@ -21,7 +21,7 @@ from sweeps.reconcile import retrying
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconcile.reconcile import MissingReport, OrphanedRun, reconcile
-from sweeps.reconcile.repairs import apply
+from sweeps.reconcile.repairs import apply, follow_logs
 from sweeps.reconcile.retrying import RetryRequest, complete_retries
 from sweeps.recording.tags import end_tags
 from sweeps.run import session
@@ -32,11 +32,12 @@ from sweeps.spec.spec import trial_yaml
 from sweeps.view.outcome import num_retryable
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
+from tracking.trial_log import Target
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import LOGGED, Row
 
@@ -201,13 +202,29 @@ def test_earlier_attempt_leaves_no_report(sweep: MadeSweep) -> None:
     ledger = _reopen(sweep, ALL)
     state = read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False)
     assert not [wrong for wrong in reconcile(state) if isinstance(wrong, MissingReport)]
-    recorder = MemoryRecorder()
+    recorder = MemoryRecorder(outbox=sweep.paths.outbox)
     apply(reconcile(state), sweep.paths, sweep.spec, ledger, recorder)
+    follow_logs(state, sweep.spec, recorder)
     run = recorder.runs[FAILED]
     assert {step for _, step in run.points} == {10}
     assert run.status == "KILLED"
     assert "ValueError: the bug" in run.tags["gradsweep.failed_attempts"]
     assert not (sweep.paths.trial(FAILED) / "figures").exists()
+
+
+def test_rows_of_an_earlier_attempt_are_not_sent_any_more(sweep: MadeSweep) -> None:
+    """The server was away when the trial failed; its new attempt may log other values."""
+    commit(sweep.paths.trial(FAILED), 2, step=20)
+    with (sweep.paths.trial(FAILED) / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "time": 1, "metrics": {"train/loss": 1.0}}\n')
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.follow(FAILED, Target(20, every=1, ended=True))
+    _reopen(sweep, RetryRequest((FAILED,)))
+    batch = outbox.next_batch(FAILED)
+    assert batch is not None
+    assert batch.part is not None
+    assert batch.part.step == 20
+    outbox.close()
 
 
 def test_run_without_later_points_is_kept(sweep: MadeSweep) -> None:
@@ -354,7 +371,7 @@ def _kill(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool
         (session, "write_spec", True, False),
         (Ledger, "reopen", True, False),  # of the first trial, in the transaction of both
         (sys.modules[__name__], "complete_retries", False, True),
-        (retrying, "replace_runs", True, True),
+        (retrying, "replace_run", True, True),
         (retrying, "_remove", False, True),
         (retrying, "sync_directory", True, True),
         (Ledger, "store_reopened", False, True),
@@ -390,8 +407,9 @@ def test_kill_leaves_the_failed_or_the_reopened_trial(
         assert not (directory / "figures").exists()
         assert number not in read_outbox(sweep.paths.outbox).tracked_statuses
     state = read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False)
-    recorder = MemoryRecorder()
+    recorder = MemoryRecorder(outbox=sweep.paths.outbox)
     apply(reconcile(state), sweep.paths, sweep.spec, ledger, recorder)
+    follow_logs(state, sweep.spec, recorder)
     points = {} if FAILED not in recorder.runs else recorder.runs[FAILED].points
     assert {step for _, step in points} == (set() if fresh else {10})
 

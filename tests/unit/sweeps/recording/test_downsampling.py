@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION
-from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags, thin_rows
+from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
 from sweeps.spec.spec import SweepSpec
+from tracking.trial_log import thin_rows
 from trainable.store.metrics_file import Row
 
 EPOCH = 15

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sweeps.recording.notifications import Notifier, NotifyingRecorder
+from sweeps.recording.notifications import Notifier
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
+from tracking.outbox_recorder import OutboxRecorder
+from tracking.outbox_status import read_outbox
+from tracking.tracker import TrackedSweep
 
 
 class Queued(dict[str, Mapping[str, Any]]):
@@ -29,6 +31,15 @@ class Queued(dict[str, Mapping[str, Any]]):
 
 def _notifier(made: MadeSweep, queued: Queued, attempt: int = 1) -> Notifier:
     return Notifier(made.paths, made.spec, "id", attempt, made.ledger, queued.add)
+
+
+def _recorder(
+    made: MadeSweep, notifier: Notifier, check: Callable[[], None] = lambda: None
+) -> OutboxRecorder:
+    sweep = TrackedSweep(experiment="small", sweep_id="id", outbox=made.paths.outbox)
+    return OutboxRecorder(
+        "unused", None, sweep, announce=False, deliver=None, check=check, on_finish=notifier.ended
+    )
 
 
 def _end(made: MadeSweep, notifier: Notifier, *ending: Any, **more: Any) -> int:
@@ -129,8 +140,8 @@ def test_end_of_sweep_is_notified(
 ) -> None:
     made.add("complete", 0.5)
     made.add("failed", reason="ValueError")
-    queued, recorder = Queued(), MemoryRecorder()
-    NotifyingRecorder(recorder, lambda: None, _notifier(made, queued)).finish(None, status, tags)
+    queued = Queued()
+    _recorder(made, _notifier(made, queued)).finish(None, status, tags)
     (body,) = queued.values()
     assert (body["event"], body["reason"]) == (event, reason)
     assert (body["trial"], body["value"]) == (0, 0.5)
@@ -138,7 +149,7 @@ def test_end_of_sweep_is_notified(
     assert "2 of 3 trials" in body["text"]
     assert "best is trial 0: val/loss 0.5 (" in body["text"]
     assert reason is None or reason in body["text"]
-    assert recorder.runs[None].status in (status, "KILLED")
+    assert read_outbox(made.paths.outbox).tracked_sweep_status == status
 
 
 def test_finished_sweep_is_news_only_with_more_trials(made: MadeSweep) -> None:
@@ -161,23 +172,19 @@ def test_each_stop_is_news(made: MadeSweep) -> None:
 
 def test_event_is_queued_before_its_end_is_recorded(made: MadeSweep) -> None:
     """Else a driver that is killed between the two would never notify."""
-    order: list[str] = []
-
-    class Recorder(MemoryRecorder):
-        def finish(self, *args: Any, **more: Any) -> None:
-            order.append("recorded")
-            super().finish(*args, **more)
+    recorded: list[int] = []
 
     def queue(key: str, body: Mapping[str, Any]) -> None:
         del key, body
-        order.append("queued")
+        recorded.append(recorder.pending())
 
     notifier = Notifier(made.paths, made.spec, "id", 1, made.ledger, queue)
-    recorder = NotifyingRecorder(Recorder(), lambda: None, notifier)
+    recorder = _recorder(made, notifier)
     number = made.add("complete", 0.5)
     recorder.finish(number, "FINISHED", {})
     recorder.finish(None, "FINISHED", {})
-    assert order == ["queued", "recorded"] * 2
+    assert recorded == [0, 1]
+    assert recorder.pending() == 2
 
 
 def test_driver_without_lock_notifies_of_nothing(made: MadeSweep) -> None:
@@ -188,7 +195,7 @@ def test_driver_without_lock_notifies_of_nothing(made: MadeSweep) -> None:
         raise Lost
 
     queued = Queued()
-    recorder = NotifyingRecorder(MemoryRecorder(), fence, _notifier(made, queued))
+    recorder = _recorder(made, _notifier(made, queued), fence)
     number = made.add("complete", 0.5)
     with pytest.raises(Lost):
         recorder.finish(number, "FINISHED", {})
@@ -197,7 +204,7 @@ def test_driver_without_lock_notifies_of_nothing(made: MadeSweep) -> None:
 
 def test_interrupted_trial_is_no_news(made: MadeSweep) -> None:
     queued = Queued()
-    recorder = NotifyingRecorder(MemoryRecorder(), lambda: None, _notifier(made, queued))
+    recorder = _recorder(made, _notifier(made, queued))
     number = made.add(None, 0.5)
     recorder.finish(number, "INTERRUPTED", {})
     assert not queued

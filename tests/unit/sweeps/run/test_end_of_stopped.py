@@ -12,8 +12,8 @@ import pytest
 
 from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.reconcile import SweepState, TrialState, UnrecordedEnd, reconcile
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 
 BY_RULE = "asha at epoch 2: val/loss nan, not a finite number"

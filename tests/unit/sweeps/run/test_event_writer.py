@@ -14,13 +14,12 @@ from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import WorkerRules
 from sweeps.stopping.schedulers import make_scheduler
 from sweeps.sweep_lock import lock_lost
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 from trainable.adapters.ray import OBJECTIVE
 
 
@@ -42,8 +41,9 @@ class Diary:
         real = getattr(owner, name)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
+            result = real(*args, **kwargs)
             self.done.append(what)
-            return real(*args, **kwargs)
+            return result
 
         return noted
 
@@ -52,11 +52,12 @@ class Kept:
     """A bookkeeper of one running trial, with what it did."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.sweep, self.recorder, self.diary = MadeSweep(root), MemoryRecorder(), Diary()
+        self.sweep, self.diary = MadeSweep(root), Diary()
+        self.recorder = MemoryRecorder(self.fence)
         self.lost: BaseException | None = None
         diary = self.diary
         self.number = self.sweep.add(None)
-        for verb in ("start", "log", "tag", "finish"):
+        for verb in ("start", "follow", "tag", "finish"):
             noted = diary.of(self.recorder, verb, f"recorder.{verb}")
             patch.setattr(self.recorder, verb, noted)
         real = EditableRDBStorage.transact
@@ -84,7 +85,7 @@ class Kept:
             }
         )
         self.keeper = TuneEventHandler(
-            self.sweep.session(LockedRecorder(self.recorder, self.fence), self.fence),
+            self.sweep.session(self.recorder, self.fence),
             view,
             make_scheduler(self.sweep.spec),
             WorkerRules(),
@@ -116,7 +117,7 @@ class Kept:
         metrics = {"val/loss": 1 / epoch}
         result = {
             OBJECTIVE: 1 / epoch, "epoch": epoch, "step": epoch, "metrics": metrics,
-            "rows": [(epoch, 0, {**metrics, "epoch": epoch})], "signals": [], **more,
+            "signals": [], **more,
         }  # fmt: skip
         trial.last_result = result
         self.keeper.on_trial_result(0, [], trial, result)
@@ -140,14 +141,15 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     kept.keeper.close()
 
 
-_END = ["fence", "commit", "fence", "recorder.finish", "view.ended"]
+_RECORDED = ["fence", "recorder.follow", "fence", "recorder.finish"]
+_END = ["fence", "commit", *_RECORDED, "view.ended"]
 
 
 def test_report_reaches_the_ledger_before_tracking_and_display(kept: Kept) -> None:
     kept.reports(1, signals=["the loss jumped"])
     assert kept.diary.commits == 1, "nobody else could tell of signals again"
     assert kept.written() == [
-        "fence", "commit", "fence", "recorder.tag", "fence", "recorder.log", "view.reported",
+        "fence", "commit", "fence", "recorder.tag", "fence", "recorder.follow", "view.reported",
     ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.reports, record.signals) == ({1: 1.0}, ("the loss jumped",))
@@ -179,8 +181,7 @@ def test_last_report_and_end_share_a_transaction_once_stored(kept: Kept) -> None
     kept.reports(1, ending="finished", saved=True)
     kept.ends()
     assert kept.written() == [
-        "fence", "recorder.log",
-        "fence", "commit", "fence", "recorder.finish", "view.reported", "view.ended",
+        "fence", "commit", *_RECORDED, "view.reported", "view.ended",
     ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.state, record.reports, record.value) == ("complete", {1: 1.0}, 1.0)
@@ -193,7 +194,7 @@ def test_unstored_last_report_reaches_the_ledger_first(
     kept.reports(1, ending="finished")
     kept.ends()
     assert kept.written() == [
-        "fence", "commit", "fence", "recorder.log", "view.reported", *_END,
+        "fence", "commit", "fence", "recorder.follow", "view.reported", *_END,
     ]  # fmt: skip
 
 
@@ -274,17 +275,17 @@ def test_replaced_driver_stops_writing(kept: Kept) -> None:
     kept.diary.may_commit.clear()
     for number in (kept.number, *others):
         kept.reports(1, number=number)
-    log, lost = kept.recorder.log, lock_lost("it is another's", kept.sweep.paths.directory)
+    follow, lost = kept.recorder.follow, lock_lost("it is another's", kept.sweep.paths.directory)
 
-    def log_and_stand_still(*told: Any) -> None:
-        log(*told)
+    def follow_and_stand_still(*told: Any, **more: Any) -> None:
+        follow(*told, **more)
         kept.lost = lost
 
-    kept.recorder.log = log_and_stand_still  # type: ignore[method-assign]
+    kept.recorder.follow = follow_and_stand_still  # type: ignore[method-assign]
     kept.diary.may_commit.set()
     with pytest.raises(LockLost):
         kept.keeper.flush()
-    assert kept.diary.done.count("recorder.log") == 1
+    assert kept.diary.done.count("recorder.follow") == 1
 
 
 @pytest.mark.parametrize(("scheduler", "waits"), [("asha_promote", False), ("pbt", True)])

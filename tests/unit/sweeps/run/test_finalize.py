@@ -12,9 +12,9 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.reconcile.failure_policy import Failure, RepeatedFailureDetector
 from sweeps.run.finalize import finalize_attempt
 from sweeps.run.session import SweepSession
+from tests.memory_recorder import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 
 
 class Delivered(MemoryRecorder):

@@ -18,14 +18,14 @@ from ray.tune.experiment import Trial
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.reconcile.failure_policy import MAX_LOST_STARTS
-from sweeps.recording.notifications import LockedRecorder
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import NoWorkerStarts, StartWatch, WorkerRules
 from sweeps.stopping.schedulers import WouldStop, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
+from tracking.trial_log import Target
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 from trainable.errors import NonFiniteMetric
 
@@ -39,7 +39,6 @@ def _result() -> dict[str, Any]:
         "epoch": 1,
         "step": 23,
         "metrics": _METRICS,
-        "rows": [(23, 1000, _METRICS)],
         "signals": ["the loss jumped"],
         "resolved": {"device": "cpu", "precision": "fp32"},
         "should_checkpoint": False,
@@ -98,7 +97,6 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
             "epoch": epoch,
             "step": 23 * epoch,
             "metrics": _METRICS,
-            "rows": [(23 * epoch, 1000, {**_METRICS, "epoch": epoch})],
             "signals": ["the loss jumped"] if epoch > 1 else [],
         }
         for epoch in (1, 2, 3)
@@ -113,11 +111,11 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     record = sweep.ledger.trial(number)
     assert record.reports == {epoch: 1 / epoch for epoch in told}
     assert record.signals == ("the loss jumped",)
-    points = recorder.runs[number].points
-    assert {step for key, step in points if key == "val/loss"} == {23 * epoch for epoch in told}
+    assert recorder.runs[number].target == Target(23 * told[-1], every=1, ended=False)
 
-    again = {"rows": [], "signals": []}  # as by a run that had ended already
-    keeper.on_trial_result(0, [trial], trial, dict(last) | again)
+    again = dict(last)  # as by a run that had ended already
+    del again["signals"]
+    keeper.on_trial_result(0, [trial], trial, again)
     keeper.flush()
     assert sweep.ledger.trial(number).signals == ("the loss jumped",)
     well = {"epoch": 4, "step": 92, "signals": []}
@@ -320,13 +318,14 @@ ACTS: dict[str, Act] = {
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> None:
     """It looked at its lock at the beginning of Tune's turn, stood still, and was replaced."""
-    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    sweep = MadeSweep(tmp_path)
     number = sweep.add(None, 0.5)
     lock, successor = SweepLock(sweep.paths.lock), SweepLock(sweep.paths.lock)
+    recorder = MemoryRecorder(lock.check)
     lock.acquire()
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
-        sweep.session(LockedRecorder(recorder, lock.check), lock.check),
+        sweep.session(recorder, lock.check),
         view,
         make_scheduler(sweep.spec),
         WorkerRules(),

@@ -27,7 +27,7 @@ from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
-from tracking.recorder import MemoryRecorder
+from tests.memory_recorder import MemoryRecorder
 from trainable.config import BudgetConfig
 from trainable.store.metrics_file import Row
 
@@ -94,7 +94,6 @@ class Driver:
             value = LOSSES[number] / epoch
             trial.last_result = {
                 "objective": value, "epoch": epoch, "step": epoch, "metrics": {},
-                "rows": [Row(epoch, 0, {"val/loss": value})],
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)

@@ -23,9 +23,9 @@ from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import is_exempt, make_scheduler
 from sweeps.sweep_lock import SweepLock
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from sweeps.ledger.ranking import undominated
 from sweeps.ledger.reader import LedgerReader
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile, unreported
-from sweeps.reconcile.repairs import backfill
+from sweeps.reconcile.repairs import report_missing
 from sweeps.recording.tags import front_tags
 from sweeps.report.figures import figures
 from sweeps.search.suggest import Suggester
@@ -31,7 +31,6 @@ from sweeps.spec.spec import parse_spec
 from sweeps.view.sweep_view import NoBest, NoChoice, UnknownTrial
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import NullRecorder
 from trainable.store.metrics_file import Row
 
 METRICS = "[val/loss, train/samples_per_second]"
@@ -119,7 +118,7 @@ def test_unrecorded_report_is_completed_after_a_kill(sweep: MadeSweep) -> None:
     facts = read_sweep_state(sweep.paths, sweep.spec, sweep.ledger.trials(), live=False)
     told = [str(wrong) for wrong in reconcile(facts)]
     assert f"trial {number}: the ledger lacks the report of epoch 2" in told
-    backfill(unreported(facts.trials[0]), sweep.ledger, NullRecorder())
+    report_missing(unreported(facts.trials[0]), sweep.ledger)
     sweep.ledger.finish(number, "complete")
     # epoch 1 was measured anew after a kill, and stays as it was first told
     assert sweep.view.ledger.reports_of(number) == {1: [0.5, 900.0], 2: [0.4, 800.0]}

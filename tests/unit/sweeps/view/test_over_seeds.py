@@ -21,8 +21,8 @@ from sweeps.trust.findings import find
 from sweeps.view.observer import TrialStart
 from sweeps.view.sweep_progress import SweepProgress, best_with_value
 from sweeps.view.tables import trials_frame
+from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 
 
 @pytest.fixture
