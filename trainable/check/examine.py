@@ -111,6 +111,8 @@ class Look:
 
     def at_end(self, trainer: Trainer) -> Findings | None:
         """Return the findings of a run that was rehearsed; None if something is wrong with it."""
+        if isinstance(trainer.parts.train, StreamSource):  # is checked as it was built
+            return None
         # a user's code may raise anything, and is then looked at in a process of its own
         with suppress(Exception), collecting(trainer.task):
             first = FirstBatches(trainer.parts, self._request.config, self._step)
@@ -125,7 +127,6 @@ class Look:
         return self._findings(parts, first)
 
     def _findings(self, parts: Parts, first: FirstBatches, *, begun: bool = False) -> Findings:
-
         request, config = self._request, self._request.config
         name, plans = config.task.name, (parts.train.plan, parts.val.plan)
         if isinstance(parts.train, StreamSource):

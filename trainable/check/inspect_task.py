@@ -46,8 +46,9 @@ def inspect_task(request: CheckRequest) -> Findings:
     is_alike = config.workers == 1 and config.train.sharding == "none"
     look = Look(request) if is_alike and config.train.deterministic else None
     rehearsed = rehearse_all([config, *request.variants], look)
-    found: Findings | TrainingError | None = rehearsed[0].findings
-    if found is None:
+    first = rehearsed[0]
+    found: Findings | TrainingError | None = first.findings
+    if found is None or first.problem is not None:  # which may have a simpler cause
         found = in_fork(examine_or_refuse, request, quiet=False)
     if isinstance(found, TrainingError):
         raise found
