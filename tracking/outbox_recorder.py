@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from redaction.secrets import redact_value
 from tracking.delivery_loop import DeliveryThread, Destination
@@ -35,16 +36,20 @@ _INHERITED = (
 """Prefixes of the tags that name the user, the command, the code and the data."""
 Deliver = Callable[[Destination], DeliveryThread | DeliveryProcess]
 """Starts what delivers an outbox."""
-OnFinish = Callable[[int | None, Status, Mapping[str, str]], None]
-"""Receives each end before it is recorded: trial, status and tags; see `Recorder.finish`."""
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
-class OutboxRecorder:
-    """Records a sweep as one run, and each trial as one child of it.
+class BeforeRecords(NamedTuple):
+    """What a recorder calls before it records."""
 
-    `check` is called before each record, and raises if this process must not write any more.
-    """
+    check: Callable[[], None] = lambda: None
+    """Raises if this process must not write any more."""
+    on_finish: Callable[[int | None, Status, Mapping[str, str]], None] = lambda *_: None
+    """Receives each end: trial, status and tags; see `Recorder.finish`."""
+
+
+class OutboxRecorder:
+    """Records a sweep as one run, and each trial as one child of it."""
 
     def __init__(
         self,
@@ -54,15 +59,14 @@ class OutboxRecorder:
         *,
         announce: bool = True,
         deliver: Deliver | None = DeliveryThread,
-        check: Callable[[], None] = lambda: None,
-        on_finish: OnFinish | None = None,
+        before: BeforeRecords | None = None,
     ) -> None:
         if not _SWEEP_ID.fullmatch(sweep.sweep_id):
             raise ValueError(
                 f"sweep_id is {sweep.sweep_id!r}; it must be 1 to 200 letters, digits, '_', '-' "
                 "or '.'; use uuid4().hex"
             )
-        self._check, self._on_finish = check, on_finish
+        self._check, self._on_finish = before or BeforeRecords()
         self._outbox = Outbox(sweep.outbox)
         if self._outbox.moved_aside is not None:
             logger.warning(
@@ -127,8 +131,7 @@ class OutboxRecorder:
     ) -> None:
         """Queue the terminal status, once `on_finish` has received it."""
         self._check()
-        if self._on_finish is not None:
-            self._on_finish(trial, status, tags)
+        self._on_finish(trial, status, tags)
         payload = {
             "status": stored_status(status),
             "told": status,
@@ -214,14 +217,13 @@ def open_recorder(
     *,
     announce: bool = True,
     environment: Mapping[str, str] | None = None,
-    check: Callable[[], None] = lambda: None,
-    on_finish: OnFinish | None = None,
+    before: BeforeRecords | None = None,
 ) -> OpenTracker:
     """Open the recorder of a sweep and its delivery.
 
     With `announce`, the sweep's run is opened and the experiment tagged. `environment` is that of
     the process that delivers; None: records are only queued. An outbox that cannot be written
-    raises `OutboxError`. `check` and `on_finish` are called before records; see `OutboxRecorder`.
+    raises `OutboxError`.
     """
     deliver = None if environment is None else process_with(environment)
     recorder = OutboxRecorder(
@@ -230,8 +232,7 @@ def open_recorder(
         sweep,
         announce=announce,
         deliver=deliver,
-        check=check,
-        on_finish=on_finish,
+        before=before,
     )
     return OpenTracker(recorder, recorder)
 

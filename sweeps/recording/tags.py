@@ -6,7 +6,7 @@ a curve are sent (`tracking.trial_log`), and sending.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stores import find_tracker, tracker_at
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.outbox_recorder import OnFinish, open_recorder
+from tracking.outbox_recorder import BeforeRecords, open_recorder
 from tracking.recorder import TAG_REPEATS, Recorder, Status
 from tracking.tracker import OpenTracker, TrackedSweep
 from trainable.store.metrics_file import Row
@@ -234,15 +234,13 @@ def open_tracker(
     spec: SweepSpec,
     ledger: SweepAttempts,
     *,
-    tags: Mapping[str, str],
-    announce: bool = True,
+    tags: Mapping[str, str] | None,
     environment: Mapping[str, str] | None = None,
-    check: Callable[[], None] = lambda: None,
-    on_finish: OnFinish | None = None,
+    before: BeforeRecords | None = None,
 ) -> OpenTracker:
-    """Open the recorder of a sweep and its delivery; `tags` besides those of its attempts.
+    """Open the recorder of a sweep and its delivery.
 
-    `check` and `on_finish` are called before records; see `OutboxRecorder`.
+    The sweep's run is opened with `tags`, besides those of its attempts; None: it is not opened.
     """
     offline = environment is None
     tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
@@ -251,7 +249,7 @@ def open_tracker(
         experiment=spec.name,
         sweep_id=ledger.sweep_id,
         outbox=paths.outbox,
-        tags={**attempt_tags(attempts), **tags},
+        tags={**attempt_tags(attempts), **(tags or {})},
         params=dict(flatten(spec.model_dump(mode="json"))),
         inherited=attempts[-1] if attempts else {},
         experiment_tags=leaders_views(spec, ledger.sweep_id),
@@ -259,8 +257,7 @@ def open_tracker(
     return open_recorder(
         tracker,
         sweep,
-        announce=announce,
+        announce=tags is not None,
         environment=environment,
-        check=check,
-        on_finish=on_finish,
+        before=before,
     )

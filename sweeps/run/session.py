@@ -47,7 +47,7 @@ from sweeps.stores import (
     trial_store,
 )
 from tracking.notifications import NotificationDelivery
-from tracking.outbox_recorder import reset_trials, set_target
+from tracking.outbox_recorder import BeforeRecords, reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.tracker import BackgroundDelivery, StoreUnreadable
@@ -202,6 +202,9 @@ def open_sweep(
     lost = None if prepared.new or offline else _find_lost_runs(paths, spec, ledger)
     set_target(paths.outbox, tracker)
     notifications = _open_notifications(paths, spec, ledger, offline=offline)
+    before = BeforeRecords(fence)
+    if notifications is not None:
+        before = before._replace(on_finish=notifications.notifier.ended)
     recorder, delivery = open_tracker(
         paths,
         spec,
@@ -211,8 +214,7 @@ def open_sweep(
             **({} if prepared.new else SWEEP_RESUMED),
         },
         environment=None if offline else untagged_env(),
-        check=fence,
-        on_finish=notifications.notifier.ended if notifications else None,
+        before=before,
     )
     return SweepSession(
         paths,

@@ -289,7 +289,7 @@ def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> OpenTracker:
     """Return a recorder that writes to the outbox and contacts no server."""
-    tags = {}
+    tags = None
     if announce:
         tags = curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
-    return open_tracker(paths, spec, ledger, tags=tags, announce=announce)
+    return open_tracker(paths, spec, ledger, tags=tags)

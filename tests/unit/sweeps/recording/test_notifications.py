@@ -11,7 +11,7 @@ import pytest
 
 from sweeps.recording.notifications import Notifier
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.outbox_recorder import BeforeRecords, OutboxRecorder
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackedSweep
 
@@ -37,9 +37,8 @@ def _recorder(
     made: MadeSweep, notifier: Notifier, check: Callable[[], None] = lambda: None
 ) -> OutboxRecorder:
     sweep = TrackedSweep(experiment="small", sweep_id="id", outbox=made.paths.outbox)
-    return OutboxRecorder(
-        "unused", None, sweep, announce=False, deliver=None, check=check, on_finish=notifier.ended
-    )
+    before = BeforeRecords(check, notifier.ended)
+    return OutboxRecorder("unused", None, sweep, announce=False, deliver=None, before=before)
 
 
 def _end(made: MadeSweep, notifier: Notifier, *ending: Any, **more: Any) -> int:
