@@ -65,13 +65,13 @@ class ObservedStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._step, name)
 
-    def __call__(self, window: Iterable[Batch], number: int) -> StepOutcome:
+    def __call__(self, window: Iterable[Batch], *further: Any) -> StepOutcome:
         """Take a step."""
         step, task = self._step, self._step.task
         watch, self._loading = _Watch(step.device), 0.0
         step.task = cast("Task", self.untrained)
         try:
-            outcome = step(self._fetched(window), number)
+            outcome = step(self._fetched(window), *further)
         finally:
             step.task = task
         seconds = watch.seconds()

@@ -124,7 +124,8 @@ def quick_check(
             raise
     # A user's code may raise anything for so few samples; a whole batch decides (`FirstBatches`).
     except Exception:
-        return cautions
+        if begun:
+            raise
     return cautions
 
 
