@@ -478,7 +478,7 @@ def check_data(data: object, task: Task) -> Data:
 
 def is_loader(samples: object) -> bool:
     """Return whether test samples are given as a function that loads them."""
-    return callable(samples) and not hasattr(samples, "__getitem__")
+    return callable(samples) and not hasattr(type(samples), "__getitem__")
 
 
 def check_split(
@@ -505,13 +505,16 @@ def _split_problems(samples: object) -> Iterator[str]:
             )
         elif lengths == {0}:
             yield "has no samples; give at least one"
+    elif isinstance(samples, type):
+        name = samples.__name__
+        yield f"is the class {name}; a split is an object with samples; give {name}(...)"
     elif is_stream(samples):
         yield from stream_problems(samples)
-    elif not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+    elif not all(hasattr(type(samples), name) for name in ("__getitem__", "__len__")):
         yield (
             f"is {describe_kind(samples)}; give a Dataset with __len__ and __getitem__, a tuple "
             "of tensors, or a stream: an IterableDataset, or an iterable with state_dict() and "
             "load_state_dict()"
         )
-    elif len(samples) == 0:
+    elif len(samples) == 0:  # type: ignore[arg-type]
         yield "has no samples; give at least one"

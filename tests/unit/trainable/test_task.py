@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from sweeps.spec.spec import parse_spec
 from trainable.build import open_trainer
@@ -328,6 +329,7 @@ class Stream(torch.utils.data.IterableDataset):
         ),
         (Data(train=(torch.ones(1),), val=[]), "val has no samples"),
         (Data(train=7, val=[1]), "object of type int; give a Dataset"),
+        (Data(train=[1], val=TensorDataset), r"val is the class TensorDataset; .*TensorDataset\("),
     ],
 )
 def test_data_of_the_wrong_type_names_what_to_return(data, message):
