@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -19,8 +19,8 @@ import optuna
 import plotly.graph_objects as go
 from optuna import visualization
 from optuna.distributions import CategoricalDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
-from plotly.colors import sample_colorscale, sequential
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from plotly.colors import sequential
 from plotly.subplots import make_subplots
 
 from sweeps.formatting import format_duration, format_number, format_reason, format_value
@@ -31,6 +31,7 @@ from sweeps.report.data import (
     MAX_POINTS,
     NotEnough,
     SweepData,
+    make_study,
     read_sweep,
     spans_decades,
     thinned,
@@ -58,6 +59,17 @@ _FEWEST_FOR_CONTOURS = 30
 _PADDING = 0.04
 """The part of a range that an axis shows beyond its ends, so that dots there are whole."""
 _NONE = "none"
+_MISSING = 0.1
+"""How far below an axis a trial lies that lacks the parameter, as a part of the range."""
+_DECADES_WITH_STEPS = 5
+"""Shorter logarithmic axes have ticks between powers of ten."""
+_WINNER = "#e8710a"
+_SHADE_OF_WORST, _SHADES = 0.2, 0.6
+_SCALE_OF_LINES = [
+    *((place, "#d5dde6") for place in (0.0, 0.1)),  # stopped early
+    *((0.1 + 0.8 * n / (len(_VISIBLE_BLUES) - 1), c) for n, c in enumerate(_VISIBLE_BLUES)),
+    *((place, _WINNER) for place in (0.9, 1.0)),
+]
 _PALE = 0.35
 """The opacity of trials that were stopped early."""
 
@@ -123,6 +135,20 @@ def axis_range(sweep: SweepData, name: str) -> list[float] | None:
     return [ends[0] - padding, ends[1] + padding]
 
 
+def _best(sweep: SweepData) -> set[int]:
+    return {record.number for record in sweep.view.ledger.front()}
+
+
+def _marked(numbers: Iterable[int], best: Set[int], size: int) -> dict[str, Any]:
+    """Return how dots look of which the best are stars."""
+    are_best = [number in best for number in numbers]
+    return {
+        "symbol": ["star" if one else "circle" for one in are_best],
+        "size": [2 * size if one else size for one in are_best],
+        "line": {"color": [_WINNER if one else "#ffffff" for one in are_best], "width": 1},
+    }
+
+
 def slices(sweep: SweepData) -> go.Figure:
     """Draw the value over each parameter, three beside each other."""
     _require_trials(sweep, 2)
@@ -134,8 +160,9 @@ def slices(sweep: SweepData) -> go.Figure:
         # One by one, as Optuna draws all of them in one row, which is too wide for a page.
         one = visualization.plot_slice(sweep.compared, params=[name], target_name=target)
         row, column = index // _SLICES + 1, index % _SLICES + 1
-        pale = [_PALE if n in sweep.stopped else 1.0 for n in one.data[0].marker.color]
-        marker = {"showscale": index == 0, "opacity": pale}
+        numbers = one.data[0].marker.color
+        pale = [_PALE if n in sweep.stopped else 1.0 for n in numbers]
+        marker = {"showscale": index == 0, "opacity": pale, **_marked(numbers, _best(sweep), 8)}
         figure.add_trace(one.data[0].update(marker=marker), row, column)
         shown = one.layout.xaxis.to_plotly_json()
         figure.update_xaxes(**{**shown, "range": axis_range(sweep, name)}, row=row, col=column)
@@ -143,7 +170,7 @@ def slices(sweep: SweepData) -> go.Figure:
             figure.update_yaxes(title=target, row=row, col=column)
     last = max(1, len(sweep.view.records) - 1)
     figure.update_traces(
-        marker={"size": 8, "colorscale": _VISIBLE_BLUES, "cmin": 0, "cmax": last},
+        marker={"colorscale": _VISIBLE_BLUES, "cmin": 0, "cmax": last},
         hovertemplate="trial %{marker.color}<br>%{x}: %{y:.4g}<extra></extra>",
     )
     if spans_decades(sweep.values.values()):
@@ -157,20 +184,41 @@ def contours(sweep: SweepData) -> go.Figure:
     axes = sorted(_axes(sweep)[:MAX_AXES])
     if len(axes) < 2:
         raise NotEnough("these trials differ in only one parameter")
-    study = _sampled_study(sweep)
+    choices = {n: _options(sweep, n) for n in axes if sweep.searched_range(n) is None}
+    trials = [_placed(t, choices) for t in _sampled_study(sweep).trials if t.value is not None]
+    study = make_study((trial for _, trial in trials), sweep.view.ledger.minimizes[:1])
     figure = visualization.plot_contour(study, params=axes, target_name=sweep.metric)
-    numbers = [f"trial {t.number}" for t in study.trials if t.state == TrialState.COMPLETE]
     for trace in figure.data:
-        if trace.type == "scatter" and trace.x is not None and len(trace.x) == len(numbers):
-            trace.text = numbers  # else some trials lack one of the two parameters
-    if len(axes) == 2:
-        figure.update_xaxes(range=axis_range(sweep, axes[0]))
-        figure.update_yaxes(range=axis_range(sweep, axes[1]))
-        return figure.update_layout(height=480)
+        # else some trials lack one of the two parameters
+        if trace.type == "scatter" and trace.x is not None and len(trace.x) == len(trials):
+            trace.text = [f"trial {number}" for number, _ in trials]
+            trace.marker.update(_marked((number for number, _ in trials), _best(sweep), 6))
     for place, name in enumerate(axes, start=1):
-        figure.update_xaxes(range=axis_range(sweep, name), col=place)
-        figure.update_yaxes(range=axis_range(sweep, name), row=place)
-    return figure.update_layout(height=820)
+        options = choices.get(name)
+        shown: dict[str, Any] = {"range": axis_range(sweep, name)}
+        if options is not None:
+            ticks = {"tickvals": list(range(len(options))), "ticktext": _texts(options)}
+            shown = {"range": [-0.5, len(options) - 0.5], **ticks}
+        if len(axes) > 2:
+            figure.update_xaxes(**shown, col=place)
+            figure.update_yaxes(**shown, row=place)
+        else:
+            (figure.update_xaxes if place == 1 else figure.update_yaxes)(**shown)
+    return figure.update_layout(height=480 if len(axes) == 2 else 820)
+
+
+def _placed(trial: FrozenTrial, choices: Mapping[str, Sequence[Any]]) -> tuple[int, FrozenTrial]:
+    """Return a trial's number, and the trial with the place of each choice instead of it."""
+    params, distributions = dict(trial.params), dict(trial.distributions)
+    for name in choices.keys() & params.keys():
+        params[name] = _place(choices[name], params[name])
+        distributions[name] = IntDistribution(0, max(1, len(choices[name]) - 1))
+    made = create_trial(value=trial.value, params=params, distributions=distributions)
+    return trial.number, made
+
+
+def _texts(options: Sequence[Any]) -> list[str]:
+    return list(map(format_value, options))
 
 
 def importance(sweep: SweepData) -> go.Figure:
@@ -195,132 +243,121 @@ def importance(sweep: SweepData) -> go.Figure:
             marker={
                 "color": ["#0969da" if share.is_clear else "#b6c2cf" for share in shares],
             },
-            text=[percent(share.value) if share.is_known else "not known" for share in shares],
-            textposition="inside",
-            insidetextanchor="start",
             hovertext=[f"{percent(s.low)} to {percent(s.high)}" for s in shares],
             hovertemplate="%{y}: %{hovertext}<extra></extra>",
         )
     )
+    names = [sweep.names[key] for key, _ in shown]
+    said = [
+        f"{percent(s.low)} to {percent(s.high)}" if s.is_known else "not known yet" for s in shares
+    ]
+    labels = [f"{name}<br><sup>{text}</sup> " for name, text in zip(names, said, strict=True)]
+    figure.update_yaxes(tickvals=names, ticktext=labels)
     figure.update_xaxes(title="share of the final order", range=[0, 1.02], tickformat=".0%")
     return figure.update_layout(height=160 + 50 * len(shown))
 
 
-class _Axis(NamedTuple):
-    """One axis of the parallel coordinates."""
-
-    label: str
-    place: Callable[[Any], float]
-    """Returns where on the axis a value lies, from 0 to 1."""
-    ticks: Sequence[tuple[float, str]]
-
-
 def parallel(sweep: SweepData) -> go.Figure:
-    """Draw each trial as a line from its value to its parameters."""
-    # Optuna's own figure has axes that end at the lowest and highest value of a trial.
+    """Draw each trial as a line over its value and its parameters.
+
+    A reader can select parts of axes, and move axes.
+    """
     _require_trials(sweep, 2)
-    study, names = _sampled_study(sweep), _axes(sweep)
-    values = {t.number: t.value for t in study.trials if t.value is not None}
-    value_axis = _number_axis(
-        sweep.metric,
-        min(values.values()),
-        max(values.values()),
-        log=spans_decades(values.values()),
-    )
-    axes = [value_axis, *(_parameter_axis(sweep, name) for name in names)]
-    minimize = sweep.view.ledger.minimize
-    figure = go.Figure()
-    # The best is on top.
-    for number in sorted(values, key=values.__getitem__, reverse=minimize):
-        trial = study.trials[number]
-        params = [trial.params.get(name) for name in names]
-        points = [values[number], *params]
-        known = [True, *(name in trial.params for name in names)]
-        heights = [a.place(p) if k else -0.1 for a, p, k in zip(axes, points, known, strict=True)]
-        shade = 1 - heights[0] if minimize else heights[0]
-        (colour,) = sample_colorscale(_VISIBLE_BLUES, [shade])
-        shown = [
-            f"{a.label} {format_value(p) if k else _NONE}"
-            for a, p, k in zip(axes, points, known, strict=True)
-        ]
-        figure.add_trace(
-            go.Scatter(
-                x=list(range(len(axes))),
-                y=heights,
-                mode="lines",
-                line={"color": colour, "width": 1.5},
-                opacity=_PALE if number in sweep.stopped else 1.0,
-                name=f"trial {number}",
-                text=["<br>".join([f"trial {number}", *shown])] * len(axes),
-                hovertemplate="%{text}<extra></extra>",
-                showlegend=False,
-            )
-        )
-    missing = any(name not in study.trials[n].params for n in values for name in names)
-    return figure.update_layout(**_parallel_layout(axes, missing=missing))
-
-
-def _parallel_layout(axes: Sequence[_Axis], *, missing: bool) -> dict[str, Any]:
-    line = {"type": "line", "y0": 0, "y1": 1, "line": {"color": "#888"}, "layer": "below"}
-    ticks = [(place, height, text) for place, a in enumerate(axes) for height, text in a.ticks]
-    if missing:
-        ticks += [(place, -0.1, _NONE) for place in range(1, len(axes))]
-    tick = {"showarrow": False, "xanchor": "right", "xshift": -6, "font": {"size": 11}}
-    return {
-        "xaxis": {
-            "tickvals": list(range(len(axes))),
-            "ticktext": [axis.label for axis in axes],
-            "range": [-0.35, len(axes) - 0.85],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        "yaxis": {"range": [-0.15 if missing else -0.06, 1.06], "visible": False},
-        "annotations": [
-            {**tick, "x": x, "y": y, "text": text, "bgcolor": "rgba(255,255,255,0.75)"}
-            for x, y, text in ticks
-        ],
-        "shapes": [{**line, "x0": place, "x1": place} for place in range(len(axes))],
-        "hovermode": "closest",
-        "height": 460,
+    minimize, best = sweep.view.ledger.minimize, _best(sweep)
+    trials = [t for t in _sampled_study(sweep).trials if t.value is not None]
+    trials.sort(key=lambda t: t.value or 0.0, reverse=minimize)
+    shades = {}
+    for place, trial in enumerate(trials):
+        shades[trial.number] = _SHADE_OF_WORST + _SHADES * place / len(trials)
+        if trial.number in sweep.stopped:
+            shades[trial.number] = 0.0
+        if trial.number in best:
+            shades[trial.number] = 1.0
+    trials.sort(key=lambda t: shades[t.number])  # the last ones are on top
+    values = [t.value or 0.0 for t in trials]
+    dimensions = [
+        _number_axis(sweep.metric, values, min(values), max(values), log=spans_decades(values))
+    ]
+    for name in _axes(sweep):
+        params = [t.params.get(name) for t in trials]
+        found, options = sweep.searched_range(name), _options(sweep, name)
+        if found is None:
+            dimensions.append(_choice_axis(name, params, options))
+        else:
+            low, high, log = found
+            dimensions.append(_number_axis(name, params, low, high, log=log))
+    last = max(1, len(sweep.view.records) - 1)
+    numbers = {"label": "trial", "values": [t.number for t in trials], "range": [0, last]}
+    line = {
+        "color": [shades[t.number] for t in trials],
+        "colorscale": _SCALE_OF_LINES,
+        "cmin": 0.0,
+        "cmax": 1.0,
     }
+    figure = go.Figure(go.Parcoords(line=line, dimensions=[*dimensions, numbers]))
+    # above the axes, their names and ends
+    return figure.update_layout(height=480, margin={"t": 80})
 
 
-def _parameter_axis(sweep: SweepData, name: str) -> _Axis:
-    found = sweep.searched_range(name)
-    if found is not None:
-        low, high, log = found
-        whole = all(isinstance(one, IntDistribution) for one in sweep.distributions(name))
-        return _number_axis(name, low, high, log=log, whole=whole)
+def _number_axis(
+    label: str, values: Sequence[Any], low: float, high: float, *, log: bool
+) -> dict[str, Any]:
+    """Return an axis of parallel coordinates: a range, logarithmic or not."""
+    scaled = math.log10 if log else float
+    start, end = scaled(low), scaled(high)
+    axis: dict[str, Any] = {"label": label, "range": [start, end]}
+    ticks = [low, *_ticks(low, high), high] if log else [low, (low + high) / 2, high]
+    is_missing = None in values
+    below = start - _MISSING * (end - start)
+    axis["values"] = [below if one is None else scaled(one) for one in values]
+    if log or is_missing:
+        axis["tickvals"] = [scaled(tick) for tick in ticks]
+        axis["ticktext"] = [format_number(tick) for tick in ticks]
+    return _with_none(axis, below) if is_missing else axis
+
+
+def _choice_axis(label: str, values: Sequence[Any], options: Sequence[Any]) -> dict[str, Any]:
+    """Return an axis of parallel coordinates: choices, evenly spaced."""
+    places = [-1 if one is None else _place(options, one) for one in values]
+    axis = {
+        "label": label,
+        "range": [0, max(1, len(options) - 1)],
+        "values": places,
+        "tickvals": list(range(len(options))),
+        "ticktext": _texts(options),
+    }
+    return _with_none(axis, -1) if -1 in places else axis
+
+
+def _with_none(axis: dict[str, Any], below: float) -> dict[str, Any]:
+    """Let an axis begin with a place for trials that lack the parameter."""
+    axis["range"] = [below, axis["range"][1]]
+    axis["tickvals"], axis["ticktext"] = [below, *axis["tickvals"]], [_NONE, *axis["ticktext"]]
+    return axis
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between the ends of a logarithmic range."""
+    start, end = math.log10(low), math.log10(high)
+    factors = (1, 2, 5) if end - start < _DECADES_WITH_STEPS else (1,)
+    powers = range(math.floor(start), math.ceil(end) + 1)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    margin = _PADDING * (end - start)
+    return [tick for tick in found if start + margin < math.log10(tick) < end - margin]
+
+
+def _options(sweep: SweepData, name: str) -> list[Any]:
+    """Return the choices of a parameter, numbers in their order, others as the spec has them."""
     known = (d for d in sweep.distributions(name) if isinstance(d, CategoricalDistribution))
     values = [*(option for d in known for option in d.choices)]
     values += [t.params[name] for t in sweep.selected if name in t.params]
-    options = list(dict.fromkeys(map(repr, values)))
-    shown = {repr(value): format_value(value) for value in values}
-    last = max(1, len(options) - 1)
-    return _Axis(
-        name,
-        lambda value: options.index(repr(value)) / last,
-        [(index / last, shown[option]) for index, option in enumerate(options)],
-    )
+    options = list({repr(value): value for value in values}.values())
+    numbers = all(type(value) in (int, float) for value in options)
+    return sorted(options) if numbers else options
 
 
-def _number_axis(label: str, low: float, high: float, *, log: bool, whole: bool = False) -> _Axis:
-    scaled = math.log10 if log else float
-    start, width = scaled(low), scaled(high) - scaled(low)
-
-    def place(value: float) -> float:
-        return (scaled(value) - start) / width if width else 0.5
-
-    if log:
-        inner = [10.0**power for power in range(math.ceil(start), math.floor(start + width) + 1)]
-    else:
-        inner = [low + width * quarter / 4 for quarter in (1, 2, 3)]
-    if whole:
-        inner = list(map(round, inner))
-    # Not so near the ends that the texts overlap.
-    inner = [value for value in inner if 0.07 < place(value) < 0.93]
-    ticks = dict.fromkeys([low, *inner, high])
-    return _Axis(label, place, [(place(value), format_number(value)) for value in ticks])
+def _place(options: Sequence[Any], value: object) -> int:
+    return next(n for n, option in enumerate(options) if repr(option) == repr(value))
 
 
 _MAX_NORM = "train.clip.max_norm"
@@ -330,6 +367,8 @@ class Figure(NamedTuple):
     """One figure of the report."""
 
     title: str
+    question: str
+    """The question that the figure answers."""
     sentence: str
     """What the figure shows."""
     draw: Callable[[SweepData], go.Figure]
@@ -580,6 +619,7 @@ def figures(spec: SweepSpec) -> Sequence[Figure]:
 
 _FRONT = Figure(
     "Pareto front",
+    "Which trials trade one metric for another?",
     "Each dot is a trial at its values of the metrics. No other trial is better in all "
     "metrics than one on the front (best trials): to choose among these is to trade one metric "
     "for another. The figures below show the first metric.",
@@ -588,6 +628,7 @@ _FRONT = Figure(
 FIGURES = (
     Figure(
         "History",
+        "Does the search still find better trials?",
         "Each dot is a trial at its best value, in the order of their starts; grey dots were "
         "stopped early. The line is the best value so far: where it is flat, the search found "
         "nothing better.",
@@ -595,6 +636,7 @@ FIGURES = (
     ),
     Figure(
         "Learning curves",
+        "How did the trials learn?",
         "The metric at each report, one line per trial, coloured by how it ended; the black "
         "line is the best trial. Grey lines are trials that were stopped early; their last value "
         "is not final.",
@@ -603,6 +645,7 @@ FIGURES = (
     ),
     Figure(
         "Survival from rung to rung",
+        "Where did early stopping stop trials?",
         "How many trials reached each rung of early stopping, and what happened to them there: "
         "a good search stops many early and trains the best to the end.",
         _survival,
@@ -610,6 +653,7 @@ FIGURES = (
     ),
     Figure(
         "Importance",
+        "Which parameters decide how a trial ends?",
         "How much of the order in which trials end each parameter explains, and the range that "
         "holds that share with 95 %; grey bars may be chance. Stopped trials have the place that "
         "they had among the others when they were stopped.",
@@ -617,26 +661,32 @@ FIGURES = (
     ),
     Figure(
         "Slices",
-        "Value against one parameter at a time; darker dots came later in the search.",
+        "Which values are good?",
+        "Value against one parameter at a time; darker dots came later in the search. The star is "
+        "the best trial.",
         slices,
         selection_note,
     ),
     Figure(
         "Parallel coordinates",
-        "Each line is a trial, from its value to its parameters; darker is better. Each axis is "
-        "the whole searched range, logarithmic where it was searched so.",
+        "Which combinations are good?",
+        "Each line is a trial: grey ones were stopped early, darker ones are better, and the "
+        "orange one is the best. Each axis is the whole searched range, logarithmic where it was "
+        "searched so. Drag along an axis to select trials, and drag its name to move it.",
         parallel,
         sampled_note,
     ),
     Figure(
         "Contours",
+        "Does one parameter make up for another?",
         "Value over two parameters at a time, interpolated between the trials (dots): in a long "
-        "valley one parameter compensates for the other.",
+        "valley one parameter compensates for the other. The star is the best trial.",
         contours,
         sampled_note,
     ),
     Figure(
         "Clipping",
+        "How much did the clipping norm decide?",
         "The fraction of a trial's steps whose gradients were clipped, over the maximum norm: "
         "near 100 % the norm, not the learning rate, determines the step; at 0 % gradients are "
         "never clipped.",
@@ -644,6 +694,7 @@ FIGURES = (
     ),
     Figure(
         "Timeline",
+        "Where did the time go?",
         "From each trial's first start to its end, with the pauses between two attempts; a "
         "trial that has not ended is drawn until now, or to its last report.",
         _timeline,

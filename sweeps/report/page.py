@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from plotly.offline import get_plotlyjs
@@ -29,6 +30,9 @@ table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabula
 th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid #d1d9e0;
          white-space: nowrap; }
 td.long { white-space: pre-wrap; }
+tr.pass td:first-child { color: #1a7f37; } tr.warn td:first-child { color: #bc4c00; }
+tr.pass td:first-child, tr.warn td:first-child { font-weight: 600; }
+tr.unknown td { color: #59636e; }
 """
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
@@ -36,17 +40,20 @@ _POLICY = (
 )
 """The browser loads nothing from elsewhere, even if a name or a reason contains HTML."""
 
-_LONG = 40  # cells with more characters are wrapped
+_LONG = 24  # cells with more characters are wrapped
 
 
 class PageSection(NamedTuple):
     """One part of the page."""
 
     title: str
+    """The name of the link to it."""
     sentence: str
     """An explanation, as plain text."""
     body: str
     """HTML."""
+    question: str = ""
+    """The heading, if it is not the title."""
 
 
 def escape(text: str) -> str:
@@ -54,12 +61,14 @@ def escape(text: str) -> str:
     return html.escape(visible(text))
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table of texts."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = ()) -> str:
+    """Return an HTML table of texts; `classes` are those of its rows, if they have any."""
     head = "".join(f"<th>{escape(one)}</th>" for one in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td{_kind(cell)}>{escape(cell)}</td>" for cell in row) + "</tr>\n"
-        for row in rows
+        f"<tr{f' class={kind}' if kind else ''}>"
+        + "".join(f"<td{_kind(cell)}>{escape(cell)}</td>" for cell in row)
+        + "</tr>\n"
+        for row, kind in zip_longest(rows, classes, fillvalue="")
     )
     return f"<div class=wide><table><tr>{head}</tr>\n{body}</table></div>"
 
@@ -69,7 +78,7 @@ def page(title: str, facts: Sequence[str], sections: Sequence[PageSection]) -> s
     # With blanks between the links, so that the browser can wrap them.
     links = " ".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     body = "\n".join(
-        f'<section id="{_anchor(s.title)}"><h2>{escape(s.title)}</h2>'
+        f'<section id="{_anchor(s.title)}"><h2>{escape(s.question or s.title)}</h2>'
         f"{f'<p>{escape(s.sentence)}</p>' if s.sentence else ''}\n{s.body}</section>"
         for s in sections
     )

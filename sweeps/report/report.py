@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
+import plotly.graph_objects as go
 
 from sweeps.errors import LedgerError
 from sweeps.formatting import (
@@ -29,7 +30,7 @@ from sweeps.formatting import (
 )
 from sweeps.paths import SweepPaths
 from sweeps.report.data import NotEnough, SweepData, read_sweep
-from sweeps.report.figures import Figure, figures
+from sweeps.report.figures import figures
 from sweeps.report.page import PageSection, escape, page, table
 from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.evaluation import tested_trials
@@ -52,10 +53,10 @@ def write_report(paths: SweepPaths, target: Path) -> None:
         optuna.logging.ERROR
     )  # else Optuna logs each trial that a figure leaves out
     sweep = read_sweep(paths)
-    drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
+    drawn, left_out = _draw(sweep)
     measured = [*_trained_again(sweep), *_tested(sweep)]
     words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *measured]
-    sections = [*words, *drawn, _failures(sweep)]
+    sections = [*words, *drawn, _failures(sweep), *left_out]
     text = page(sweep.spec.name, _summary(sweep), sections)
     try:
         replace_regular(target, text.encode())
@@ -76,18 +77,27 @@ def _trained_again(sweep: SweepData) -> Iterator[PageSection]:
         yield PageSection(found.title, found.about, body)
 
 
-def _draw(sweep: SweepData, figure: Figure) -> PageSection:
-    sentence, body = _drawn(sweep, figure)
-    return PageSection(figure.title, f"{figure.sentence} {sentence}".rstrip(), body)
+def _draw(sweep: SweepData) -> tuple[list[PageSection], list[PageSection]]:
+    """Return the figures that can be drawn, and a section that names the others, if any."""
+    drawn, missing = [], []
+    for figure in figures(sweep.spec):
+        try:
+            body = _as_html(figure.draw(sweep))
+        except NotEnough as why:
+            missing.append(f"{figure.question} {figure.title}: {why}.")
+            continue
+        sentence = f"{figure.sentence} {figure.note(sweep)}".rstrip()
+        drawn.append(PageSection(figure.title, sentence, body, figure.question))
+    if not missing:
+        return drawn, []
+    items = "".join(f"<li class=missing>{escape(one)}</li>\n" for one in missing)
+    return drawn, [PageSection("Not drawn", "", f"<ul>{items}</ul>")]
 
 
-def _drawn(sweep: SweepData, figure: Figure) -> tuple[str, str]:
-    """Return a note on a figure, and the figure as HTML or why there is none."""
-    try:
-        drawn = figure.draw(sweep)
-    except NotEnough as missing:
-        return "", f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
-    drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
+def _as_html(drawn: go.Figure) -> str:
+    drawn.update_layout(
+        template="plotly_white", title=None, margin={"t": drawn.layout.margin.t or 30}
+    )
     drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
     drawn.update_yaxes(exponentformat="none")
     # Few and full numbers on logarithmic axes: else Plotly writes 2 for 0.02.
@@ -95,7 +105,7 @@ def _drawn(sweep: SweepData, figure: Figure) -> tuple[str, str]:
     drawn.update_yaxes(tickformat="~g", nticks=6, selector={"type": "log"})
     config = {"responsive": True, "displaylogo": False}
     body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-    return figure.note(sweep), f"<div class=wide>{body}</div>"
+    return f"<div class=wide>{body}</div>"
 
 
 # -- words and tables -----------------------------------------------------------------------------
@@ -144,7 +154,10 @@ def audit_section(view: SweepView) -> PageSection:
     rows = [
         [card.verdict, card.question, card.evidence, card.remedy or "-"] for card in found.cards
     ]
-    body = table(["verdict", "question", "evidence", "remedy"], rows)
+    classes = [
+        {"pass": "pass", "warn": "warn"}.get(card.verdict, "unknown") for card in found.cards
+    ]
+    body = table(["verdict", "question", "evidence", "remedy"], rows, classes)
     commands = dict.fromkeys(found.command(card) for card in found.warned)
     shown = "\n".join(command for command in commands if command is not None)
     if shown:

@@ -47,7 +47,9 @@ class Seen:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
         def hear(message: ConsoleMessage) -> None:
-            if message.type in ("error", "warning"):
+            # Without a GPU the driver says how slow it is when a page draws by WebGL.
+            is_of_driver = "GL Driver Message (OpenGL, Performance" in message.text
+            if message.type in ("error", "warning") and not is_of_driver:
                 self.complaints.append(message.text)
 
         page.on("console", hear)

@@ -36,7 +36,8 @@ def traces(page: Page, title: str) -> list[dict[str, Any]]:
     """The traces of a section's figure, as the browser holds them."""
     found: list[dict[str, Any]] = _plot(page, title).evaluate(
         "plot => plot._fullData.map(t => ({name: t.name, type: t.type, text: t.text, "
-        "mode: t.mode, x: Array.from(t.x || []), y: Array.from(t.y || [])}))"
+        "mode: t.mode, x: Array.from(t.x || []), y: Array.from(t.y || []), "
+        "up: Array.from(t.error_x?.array || [])}))"
     )
     return found
 
@@ -73,6 +74,9 @@ def axes(page: Page, title: str) -> list[tuple[str, str, str]]:
 
 
 def _plot(page: Page, title: str) -> Locator:
-    return page.locator("section", has=page.locator("h2", has_text=title)).locator(
-        ".js-plotly-plot"
-    )
+    return section(page, title).locator(".js-plotly-plot")
+
+
+def section(page: Page, title: str) -> Locator:
+    """The section that a link leads to, by the beginning of the link's text."""
+    return page.locator(f"section[id^='{title.lower().replace(' ', '-')}']")

@@ -15,7 +15,7 @@ from sweeps.artifacts.export import draw_report
 from sweeps.errors import NoReport
 from sweeps.trust.findings import find
 from tests.integration.browser import photograph, require_chromium
-from tests.integration.report_reader import axes, colours, named, open_report, traces
+from tests.integration.report_reader import axes, colours, named, open_report, section, traces
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.store.metrics_file import Row
@@ -65,7 +65,7 @@ def page(sweep: MadeSweep) -> Iterator[Page]:
 
 @pytest.mark.browser
 def test_every_figure_is_drawn(page: Page) -> None:
-    assert page.locator("h2").all_inner_texts() == [
+    assert page.locator("nav a").all_inner_texts() == [
         "Findings",
         "Audit",
         "Leaders",
@@ -80,6 +80,9 @@ def test_every_figure_is_drawn(page: Page) -> None:
         "Timeline",
         "Failures",
     ]
+    headings = page.locator("h2").all_inner_texts()
+    assert len(headings) == 13
+    assert sum(heading.endswith("?") for heading in headings) == 9, "each figure asks a question"
     assert page.locator(".missing").count() == 0
     assert page.locator(".js-plotly-plot").count() == 9
     assert page.title() == "small"
@@ -140,43 +143,48 @@ def test_survival_adds_up(page: Page) -> None:
 
 @pytest.mark.browser
 def test_parallel_coordinates_have_one_axis_per_parameter(page: Page, sweep: MadeSweep) -> None:
-    ticks = dict(
-        page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
-            "plot => plot.layout.xaxis.ticktext.map((name, place) => "
-            "[name, plot.layout.annotations.filter(a => a.x === place).map(a => a.text)])"
-        )
+    found = page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
+        "plot => plot._fullData[0].dimensions.map(one => [one.label, "
+        "Array.from(one.values), Array.from(one.range), one.ticktext || []])"
     )
-    assert set(ticks) == {COMPARED, *SCALES}
-    assert next(iter(ticks)) == COMPARED
-    lines = [t["y"] for t in traces(page, "Parallel") if t["mode"] == "lines"]
-    assert len(lines) == COMPLETE + PRUNED
-    for place, name in list(enumerate(ticks))[1:]:
-        scale = SCALES[name]
-        values = [
-            value
-            for record in sweep.view.records[: COMPLETE + PRUNED]
+    axes = {label: parts for label, *parts in found}
+    assert list(axes) == [COMPARED, *(name for name in axes if name in SCALES), "trial"]
+    assert set(axes) == {COMPARED, *SCALES, "trial"}
+    numbers = axes["trial"][0]
+    assert sorted(numbers) == list(range(COMPLETE + PRUNED))
+    assert numbers[-1] == 7, "the best one is on top"
+    for name, scale in SCALES.items():
+        values, shown, ticks = axes[name]
+        params = {
+            record.number: value
+            for record in sweep.view.records
             for key, value in record.params.items()
             if key.endswith(name)
-        ]
-        assert ("0.01" in ticks[name]) == (name == "lr")  # powers of ten, where it is logarithmic
-        heights = [math.log(v) if scale == "log" else v for v in values]
-        low, high = (math.log(v) if scale == "log" else v for v in RANGES[name])
-        wanted = sorted((height - low) / (high - low) for height in heights)
-        assert sorted(line[place] for line in lines) == pytest.approx(wanted)
+        }
+        scaled = math.log10 if scale == "log" else float
+        assert values == pytest.approx([scaled(params[number]) for number in numbers])
+        assert shown == pytest.approx(list(map(scaled, RANGES[name])))
+        assert bool(ticks) == (scale == "log")
 
 
 @pytest.mark.browser
-def test_parallel_coordinates_show_each_trial_by_value(page: Page) -> None:
-    lines = [t for t in traces(page, "Parallel") if t["mode"] == "lines"]
-    painted = page.locator("#parallel-coordinates .js-line").evaluate_all(
-        "lines => lines.map(line => Number(getComputedStyle(line).stroke.match(/\\d+/)[0]))"
+def test_parallel_coordinates_are_painted_and_can_be_brushed(page: Page) -> None:
+    plot = page.locator("#parallel-coordinates .js-plotly-plot")
+    plot.scroll_into_view_if_needed()
+    axis = plot.locator(".axis-brush, .brush-rect, .axis-overlays").nth(1).bounding_box()
+    assert axis is not None
+    before = plot.screenshot()
+    assert len(set(before)) > 1
+    x, y = axis["x"] + axis["width"] / 2, axis["y"] + axis["height"]
+    page.mouse.move(x, y - 0.7 * axis["height"])
+    page.mouse.down()
+    page.mouse.move(x, y - 0.9 * axis["height"], steps=5)
+    page.mouse.up()
+    page.wait_for_function(
+        "() => document.querySelector('#parallel-coordinates .js-plotly-plot')"
+        "._fullData[0].dimensions.some(one => one.constraintrange)",
+        timeout=scaled(10_000),
     )
-    assert len(painted) == len(lines)
-    assert max(painted) < 150, "red of so much is as good as white"
-    best_first = sorted(zip((line["y"][0] for line in lines), painted, strict=True))
-    reds = [red for _, red in best_first]
-    assert reds == sorted(reds)
-    assert reds[0] < reds[-1]
 
 
 @pytest.mark.browser
@@ -202,7 +210,7 @@ def test_contours_use_the_searched_scales(page: Page) -> None:
 @pytest.mark.browser
 def test_value_figures_name_their_trials(page: Page) -> None:
     for title in ("Parallel", "Slices", "Contours"):
-        text = page.locator("section", has=page.locator("h2", has_text=title)).inner_text()
+        text = section(page, title).inner_text()
         assert "Drawn from 32 trials, each with its best val/loss; 24 of them, pale," in text
 
 
@@ -257,7 +265,7 @@ def test_importances_are_the_shares_of_the_findings(page: Page, sweep: MadeSweep
     assert dict(zip(shares["y"], shares["x"], strict=True)) == {
         name: pytest.approx(share.value) for name, share in wanted.items()
     }
-    ends = zip(shares["x"], shares["error_x"]["array"], strict=True)
+    ends = zip(shares["x"], shares["up"], strict=True)
     assert sorted(share + up for share, up in ends) == pytest.approx(
         sorted(share.high for share in wanted.values())
     )
@@ -283,6 +291,7 @@ def test_unfinished_sweep_report_names_what_is_missing(tmp_path: Path) -> None:
     sweep.add("failed", reason=EVIL)
     written = draw_report(sweep.paths, tmp_path / "report.html").read_text()
     assert "2 of 3 trials: 1 complete, 1 failed" in written
+    assert "<h2>Not drawn</h2>" in written
     assert "it needs 2 trials with a value, and there are 1" in written
     assert "train.clip.max_norm was not searched" in written
     assert "this sweep stops no trial early" in written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,18 @@ def test_colours_are_the_numbers_and_stopped_trials_are_pale(tmp_path: Path) -> 
         assert list(dots.marker.opacity) == pale
         assert list(dots.x) == pytest.approx([record.params[key] for record in records])
         assert list(dots.y) == pytest.approx([record.value for record in records])
-    lines = {line.name: line.opacity for line in parallel(data).data}
-    assert lines == {f"trial {number}": opacity for number, opacity in enumerate(pale)}
+    (best,) = sweep.view.ledger.front()
+    (lines,) = parallel(data).data
+    shades = dict(zip(lines.dimensions[-1]["values"], lines.line.color, strict=True))
+    assert {number: shade == 0.0 for number, shade in shades.items()} == {
+        number: opacity < 1 for number, opacity in enumerate(pale)
+    }
+    assert [number for number, shade in shades.items() if shade == 1.0] == [best.number]
+    assert list(lines.line.color) == sorted(lines.line.color), "the best is on top"
+    trained = [sweep.view.record(n).value for n in shades if shades[n] > 0]
+    assert trained == sorted(trained, reverse=True)
+    for dots in slices(data).data:
+        assert [n for n, one in enumerate(dots.marker.symbol) if one == "star"] == [best.number]
     assert selection_note(data) == (
         "Drawn from 24 trials, each with its best val/loss; 12 of them, pale, were stopped early."
     )
@@ -113,10 +124,59 @@ def test_axes_show_the_whole_searched_range(tmp_path: Path) -> None:
     (area, dots) = contours(data).data[:2]
     assert area.type == "contour"
     assert list(dots.text) == [f"trial {n}" for n in range(32)]
-    rates = [t.params["lr"] for t in data.selected]
-    places = {line.name: line.y[1] for line in parallel(data).data}
-    assert min(rates) > 1e-4 * 1.5
-    assert 0 < min(places.values()) < max(places.values()) < 1
+    (lines,) = parallel(data).data
+    value, rate, norm, number = lines.dimensions
+    assert [one["label"] for one in lines.dimensions] == ["val/loss", "lr", "max_norm", "trial"]
+    assert rate["range"] == pytest.approx((-4, -1))
+    known = sorted(math.log10(t.params["lr"]) for t in data.selected)
+    assert sorted(rate["values"]) == pytest.approx(known)
+    assert rate["ticktext"] == (
+        "0.0001",
+        "0.0002",
+        "0.0005",
+        "0.001",
+        "0.002",
+        "0.005",
+        "0.01",
+        "0.02",
+        "0.05",
+        "0.1",
+    )
+    assert rate["tickvals"] == pytest.approx([math.log10(float(t)) for t in rate["ticktext"]])
+    assert norm["range"] == pytest.approx((-1, 1))
+    assert value["range"] == pytest.approx((min(value["values"]), max(value["values"])))
+    assert (number["range"], sorted(number["values"])) == ((0, 31), list(range(32)))
+
+
+def test_contours_place_choices_in_their_order(tmp_path: Path) -> None:
+    space = (
+        "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, "
+        "task.width: {choice: [16, 128, 32]}, task.model: {choice: [mlp, cnn]}}"
+    )
+    sweep = MadeSweep(tmp_path, space=space)
+    for number in range(33):
+        params = {
+            LR: 10 ** -(1.5 + number % 2),
+            "task.width": (16, 32, 128)[number % 3],
+            "task.model": ("mlp", "cnn")[number % 2],
+        }
+        sweep.add("complete", 1.0 - number % 3 / 10, params=params)
+    figure = contours(read_sweep(sweep.paths))
+    assert figure.layout.xaxis7.title.text == "lr"
+    assert figure.layout.xaxis8.title.text == "model"
+    assert (figure.layout.xaxis8.range, figure.layout.xaxis8.ticktext) == (
+        (-0.5, 1.5),
+        ("mlp", "cnn"),
+    )
+    assert figure.layout.xaxis9.title.text == "width"
+    assert figure.layout.xaxis9.ticktext == ("16", "32", "128")
+    assert figure.layout.xaxis9.range == figure.layout.yaxis7.range == (-0.5, 2.5)
+    widths = [
+        trace
+        for trace in figure.data
+        if trace.type == "scatter" and trace.xaxis == "x3" and trace.yaxis == "y3"
+    ]
+    assert [set(dots.x) for dots in widths] == [{0, 1, 2}]
 
 
 def test_contours_need_thirty_trials(tmp_path: Path) -> None:
@@ -135,10 +195,15 @@ def test_options_and_absent_parameters_have_a_place(tmp_path: Path) -> None:
     sweep.add("complete", 0.2, params={name: "sgd", momentum: 0.7})
     sweep.add("complete", 0.3, params={name: "sgd", momentum: 0.9})
     data = read_sweep(sweep.paths)
-    heights = {line.name: tuple(line.y) for line in parallel(data).data}
-    assert heights["trial 0"] == pytest.approx((1, 0, -0.1))
-    assert heights["trial 1"] == pytest.approx((0, 1, 0.5))
-    assert heights["trial 2"] == pytest.approx((0.5, 1, 1))
+    (lines,) = parallel(data).data
+    value, option, factor, number = lines.dimensions
+    assert number["values"] == (0, 2, 1)
+    assert value["values"] == (0.4, 0.3, 0.2)
+    assert (option["values"], option["ticktext"]) == ((0, 1, 1), ("adamw", "sgd"))
+    assert factor["values"] == pytest.approx((0.46, 0.9, 0.7))
+    assert factor["range"] == pytest.approx((0.46, 0.9))
+    assert factor["ticktext"] == ("none", "0.5", "0.7", "0.9")
+    assert factor["tickvals"] == pytest.approx((0.46, 0.5, 0.7, 0.9))
     assert slices(data).layout.xaxis2.range == (-0.5, 1.5)
 
 
