@@ -234,17 +234,18 @@ class _Evidence:
             yield Finding(found.kind, found.sentences[0])
 
     def _margin(self, best: TrialSummary) -> str:
-        """Return by how much the best trial is better than the spec's own values, or others."""
+        """Return by how much the best trial is better than one without a search, or others."""
         own = [r for r in self.ranked if self._has_own_values(r)]
         word = self.spec.budget.report_word
         if best in own:
             others = len(self.ranked) - len(own)
             if not others:
-                return "; it has the spec's own values"
+                return "; it has the values without the search"
             which = f"none of {others} others is" if others > 1 else "the other one is no"
-            return f"; it has the spec's own values, and {which} better"
+            return f"; it has the values without the search, and {which} better"
         if own:
-            other, who = own[0], f"of trial {own[0].number}, which has the spec's own values"
+            other = own[0]
+            who = f"of trial {other.number}, which has the values without the search"
             if other.state == "complete" and best.value is not None and other.value is not None:
                 return f": {_against(best.value, other.value)} {who}{self._uncertainty()}"
             epoch = max(self.curves[other.number], default=0)
@@ -259,7 +260,7 @@ class _Evidence:
             return ""
         against = _against(best.value, median(whole))
         who = f"the median of {len(whole)} trials that trained to the end"
-        return f": {against}, {who} (none has the spec's own values)"
+        return f": {against}, {who} (none has the values without the search)"
 
     def _uncertainty(self) -> str:
         """Return how much seeds alone change the difference of two values."""

@@ -114,7 +114,7 @@ def test_best_is_compared_with_the_specs_own_values(tmp_path: Path, mode: str) -
     sweep.add("complete", better, params={LR: 0.02, NORM: 1.0, WARMUP: 0.1})
     said = _said(find(sweep.view))["best"]
     word = "lower" if mode == "min" else "higher"
-    assert f"20 % {word} than 0.5 of trial 0, which has the spec's own values" in said
+    assert f"20 % {word} than 0.5 of trial 0, which has the values without the search" in said
     assert "one training of each" in said
 
 
@@ -131,7 +131,7 @@ def test_gain_is_told_with_what_seeds_alone_make(tmp_path: Path) -> None:
     assert found[0] > 2 * 0.0112
     assert found[1] == pytest.approx(2 * found[0])
     said = _said(find(sweep.view))["best"]
-    assert "which has the spec's own values; a difference up to" in said
+    assert "which has the values without the search; a difference up to" in said
 
 
 def test_stopped_trial_with_own_values_compares_at_its_end(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_search_that_found_nothing_better_says_so(tmp_path: Path) -> None:
     sweep.add("complete", 0.1, params={LR: 0.01})
     sweep.add("complete", 0.2, params={LR: 0.02})
     said = _said(find(sweep.view))["best"]
-    assert said.endswith("it has the spec's own values, and the other one is no better.")
+    assert said.endswith("it has the values without the search, and the other one is no better.")
 
 
 def test_equal_values_are_said_to_say_nothing(tmp_path: Path) -> None:
