@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from tracking.notifications import Undelivered
 
 
+_UNDELIVERED = "tracking does not have all of it yet; deliver the rest with"
+
+
 def best_word(best: TrialSummary) -> str:
     """Return what the best trial is called: one that has not ended is the best so far."""
     return "best" if best.finished else "best so far"
@@ -76,10 +79,7 @@ def outcome(
         paragraph(out, one)
     waiting, failure = result.waiting, result.failure
     if waiting.records:
-        err.print(
-            f"{waiting.records} records wait in the outbox; deliver them with: {sweep('sync')}",
-            soft_wrap=True,
-        )
+        err.print(f"{_UNDELIVERED}: {sweep('sync')}", soft_wrap=True)
     if waiting.notifications:
         sentence(
             err, f"{notifications(waiting.notifications)}; deliver with: {sweep('sync')}", style=""
@@ -293,9 +293,7 @@ def interrupted(err: Console, paths: SweepPaths, command: str = "resume") -> Non
 def end_of_extra(err: Console, result: SweepOutcome, paths: SweepPaths, command: str) -> None:
     """Print how an attempt ended that ran extra trials alone, unless it ended well."""
     if result.waiting.records:
-        sync = paths.command("sync")
-        waiting = f"{result.waiting.records} records wait in the outbox; deliver them with: {sync}"
-        sentence(err, waiting, style="")
+        sentence(err, f"{_UNDELIVERED}: {paths.command('sync')}", style="")
     if result.exit_code == 0:
         return
     if result.failure is not None:

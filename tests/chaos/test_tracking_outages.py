@@ -235,7 +235,7 @@ def test_row_19_sweep_without_a_server(
         lambda exchange: (pass_on if any(p in exchange.path for p in asked) else reset)(exchange)
     )
     ended = sandbox.run("--tracking-uri", proxy.url).wait()
-    assert_ended(ended, 0, "records wait in the outbox")
+    assert_ended(ended, 0, "tracking does not have all of it yet")
     assert _runs(service, sandbox) == []
     proxy.otherwise(pass_on)
     assert sandbox.cli.ok("sync", "chaos").endswith("; 0 wait\n")
