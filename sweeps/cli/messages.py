@@ -206,6 +206,8 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
 def plan(console: Console, spec: SweepSpec, sweep_plan: SweepPlan) -> None:
     """Print what a new sweep will take, and warnings about it."""
     sentence(console, f"  {sweep_plan.in_one_line()}", style="")
+    if sweep_plan.defaults:
+        sentence(console, f"  defaults: {joined(sweep_plan.defaults)}", style="")
     for warning in (*spec.direction_warnings(), *sweep_plan.warnings()):
         sentence(console, warning, style="yellow")
 

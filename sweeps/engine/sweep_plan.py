@@ -6,7 +6,8 @@ What must not live here: measuring (`trainable.check.first_batches`), simulating
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import textwrap
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sweeps.engine.resources import ResourcePlan
@@ -18,12 +19,14 @@ from sweeps.formatting import (
     format_number,
     joined,
 )
+from sweeps.spec.own_values import unwritten_values
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.simulation import SimulatedSweep, SweepShape, simulate
 from trainable.config import TrialConfig
 
 _RUNGS_SHOWN = 4
+_LINE = 66  # of a terminal, beside the word
 _START_SECONDS = 0.15
 _REPORT_SECONDS = 0.03
 """What the start of a trial takes besides building its task, and a report besides its steps: to
@@ -68,6 +71,7 @@ class SweepPlan:
         disk_bytes: The checkpoints of all trials.
         disk_free_bytes: What the disk has free; None if the checkpoints lie elsewhere.
         measured_with: The searched values of this measurement that change what a trial takes.
+        defaults: Values that shape each training and that nobody wrote; see `unwritten_values`.
         ranks: What each rank of a trial holds; None where a trial is one process.
     """
 
@@ -94,6 +98,7 @@ class SweepPlan:
     disk_bytes: int | None
     disk_free_bytes: int | None
     measured_with: dict[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
     ranks: RankSizes | None = None
 
     @property
@@ -168,6 +173,8 @@ class SweepPlan:
             found.append(
                 ("steps", f"about {steps:,.0f}: {self.steps_per_epoch:,} {self._each_report}")
             )
+        words = ("defaults", *[""] * len(self.defaults))
+        found += zip(words, self._defaults(), strict=False)
         found.append(("time", self._time()))
         if self.trial_seconds is not None:
             device, count = self.device
@@ -193,6 +200,15 @@ class SweepPlan:
         if self.measured_with and self.epoch_seconds is not None:
             found.append(("", f"at {joined(self.measured_with)}; other values differ"))
         return found
+
+    def _defaults(self) -> list[str]:
+        """Return the values that nobody wrote, in short lines."""
+        if not self.defaults:
+            return []
+        known = {
+            key.removesuffix(".name").rpartition(".")[2]: v for key, v in self.defaults.items()
+        }
+        return textwrap.wrap(f"{joined(known)}: not in the file", _LINE)
 
     def in_one_line(self) -> str:
         """Return the plan in a short line."""
@@ -330,6 +346,9 @@ def make_plan(
             for key, value in spec.example_params().items()
             if key.startswith("task.") or key in _CHANGES_SIZE
         },
+        defaults=(
+            {} if facts.own_loop else unwritten_values(spec, own_optimizer=facts.own_optimizer)
+        ),
         ranks=RankSizes.of(
             spec.trial_config(0, spec.example_params()), facts, fewest=resources.fewest_workers
         ),

@@ -62,22 +62,14 @@ class TaskFacts(Findings):
         ]
 
     def _memory(self) -> str:
-        """Return the number of parameters and their bytes in a sentence."""
+        """Return the number of parameters and what they take, in a sentence."""
         if not self.num_parameters:
             return "parameters of lazy modules, whose sizes are known after the first batch"
-        weight = self.weight_bytes / self.num_parameters
+        size = 2 * self.weight_bytes + (self.optimizer_bytes or 0)
+        found = f"{self.num_parameters:,} parameters: {format_bytes(size)} with gradients"
         if self.optimizer_bytes is None:
-            return (
-                f"{self.num_parameters:,} parameters, {2 * weight:.3g} bytes per parameter "
-                f"(weight {weight:.3g}, gradient {weight:.3g}) and what the optimizer keeps, "
-                "which is known after its first step"
-            )
-        optimizer = self.optimizer_bytes / self.num_parameters
-        return (
-            f"{self.num_parameters:,} parameters, {2 * weight + optimizer:.3g} bytes per "
-            f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
-            f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them"
-        )
+            return f"{found}, and what the optimizer keeps, which is known after its first step"
+        return f"{found} and the optimizer's state"
 
 
 def _number(count: int) -> str:

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 _ARGUMENT = "task."
 _MISSING = object()
+_SHAPING = (
+    "train.optimizer.name",
+    "train.optimizer.lr",
+    "train.optimizer.weight_decay",
+    "train.batch_size",
+    "train.clip.max_norm",
+    "train.schedule.name",
+)
+"""The keys whose default may decide a result."""
 
 
 class ResolvedSearch(NamedTuple):
@@ -64,6 +73,32 @@ def own_values(spec: SweepSpec) -> dict[str, Any]:
     except SpecError:  # a parameter has no value but in the space
         return {}
     return fixed_values(config.train, config.task, spec.resources)
+
+
+def unwritten_values(spec: SweepSpec, *, own_optimizer: bool) -> dict[str, Any]:
+    """Return the values that shape each training and that neither the file nor its space has.
+
+    Args:
+        own_optimizer: The task builds its optimizer itself.
+    """
+    own = own_values(spec)
+    return {
+        key: own[key]
+        for key in _SHAPING
+        if key in own
+        and key not in spec.space
+        and not (own_optimizer and key.startswith(("train.optimizer.", "train.schedule.")))
+        and not _is_written(spec, key)
+    }
+
+
+def _is_written(spec: SweepSpec, key: str) -> bool:
+    section: Any = spec
+    for name in key.split("."):
+        if name not in section.model_fields_set:
+            return False
+        section = getattr(section, name)
+    return True
 
 
 def _few_points(spec: SweepSpec) -> str:

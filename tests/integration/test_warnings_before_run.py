@@ -33,11 +33,8 @@ budget: {epochs: 1}
 train: {batch_size: 6, accumulation: 2, optimizer: {name: adafactor}}
 """
 # (3 x 5 + 5) + (5 + 5) + (5 x 2 + 2) = 42 parameters; Adafactor keeps 3 + 5 and 5 + 2 values for
-# the two matrices and 17 for the vectors: 32 of 4 bytes, 3.05 for each parameter.
-MEMORY = (
-    "  42 parameters, 11 bytes per parameter (weight 4, gradient 4, optimizer 3.05); "
-    "the optimizer keeps 128 B for them"
-)
+# the two matrices and 17 for the vectors: 2 x 42 + 32 of 4 bytes.
+MEMORY = "  42 parameters: 464 B with gradients and the optimizer's state"
 CAUTION = (
     "accumulation is 2 and the model has BatchNorm (module '1'), which normalizes over "
     "micro-batches of 3 samples, not over the batch of 6: the result differs from that of the "

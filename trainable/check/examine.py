@@ -25,7 +25,7 @@ from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingEr
 from trainable.find_task import default_arguments, load_loop, load_task
 from trainable.logged import collecting
 from trainable.loop import Trainer
-from trainable.optim import state_bytes, trained
+from trainable.optim import builds_own, state_bytes, trained
 from trainable.precision import Precision, device_name, find_device
 from trainable.ranks import FirstRank
 from trainable.report_plan import ReportPlan
@@ -141,6 +141,7 @@ class Look:
             _check_schedule(one, sizes["total_steps"], plans[0].windows)
         others = {own: None for one in tried for own in one.own_names}
         found = Findings(
+            own_optimizer=builds_own(parts.task),
             code=code_digests(name, *others) | dict(parts.task.files_read),
             default_arguments=default_arguments(name),
             cautions=parts.cautions,

@@ -43,6 +43,8 @@ class Findings:
     optimizer_bytes: int | None = 0
     """Bytes of the optimizer's state; None: unknown until the optimizer has stepped."""
     own_loop: bool = False
+    own_optimizer: bool = False
+    """Whether the task builds its optimizer itself."""
     default_arguments: dict[str, Any] = field(default_factory=dict)
     """The default arguments of the task's constructor that are single values."""
     code: dict[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec.own_values import resolve_search
+from sweeps.spec.own_values import resolve_search, unwritten_values
 from sweeps.spec.spec import SweepSpec, parse_spec
 
 SPEC = """
@@ -119,3 +119,26 @@ def test_space_with_too_few_points_is_said() -> None:
     resolved, cautions = resolve_search(spec, {})
     assert (resolved.num_trials, resolved.trials) == (3, 8)
     assert ["3" in one for one in cautions] == [True]
+
+
+@pytest.mark.parametrize("own_optimizer", [False, True])
+def test_unwritten_values_are_in_neither_file_nor_space(own_optimizer: bool) -> None:
+    text = (
+        "name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
+        "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}\n"
+    )
+    found = unwritten_values(parse_spec(text, "s.yaml"), own_optimizer=own_optimizer)
+    wanted = {
+        "train.optimizer.name": "adamw",
+        "train.optimizer.weight_decay": 0.01,
+        "train.batch_size": 64,
+        "train.clip.max_norm": 1.0,
+        "train.schedule.name": "cosine",
+    }
+    of_torch = {key: value for key, value in wanted.items() if key.count(".") == 1}
+    of_torch["train.clip.max_norm"] = 1.0
+    assert found == (of_torch if own_optimizer else wanted)
+    written = "train: {batch_size: 64, clip: {max_norm: 1}, optimizer: {name: adamw}}\n"
+    found = unwritten_values(parse_spec(text + written, "s.yaml"), own_optimizer=own_optimizer)
+    left = {"train.optimizer.weight_decay": 0.01, "train.schedule.name": "cosine"}
+    assert found == ({} if own_optimizer else left)
