@@ -99,12 +99,13 @@ def finalize_attempt(
     code = interruption.exit_code or (NO_SUCCESS if failure else 0)
     if not interruption.requested and not left and published.pending_weights is None:
         ledger.mark_published()
+    shown = front_so_far(trials, ledger.minimizes) if left else best
     return SweepOutcome(
         exit_code=code,
         metrics=spec.metrics,
-        best=front_so_far(trials, ledger.minimizes) if left else best,
+        best=shown,
         num_retryable=num_retryable(spec, trials),
-        can_finish=len(best) == 1 and can_offer_finish(spec, best[0], trials),
+        can_finish=len(shown) == 1 and can_offer_finish(spec, shown[0], trials),
         lost_weights=published.missing_weights,
         num_trials=num_searched,
         max_trials=spec.max_trials(2 * num_searched),

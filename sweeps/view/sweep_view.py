@@ -183,7 +183,7 @@ class SweepView:
 
     def outcome(self) -> SweepOutcome:
         """Return how a sweep ended, or why it stopped itself; not of a running one."""
-        best, abort, failure = self.ledger.front(), self.abort, None
+        best, abort, failure = self.best_so_far(), self.abort, None
         if abort is not None:
             failure = SweepFailure(abort.why, abort.trial, abort.kind, is_aborted=True)
         elif self.state == "failed":
@@ -191,10 +191,10 @@ class SweepView:
         return SweepOutcome(
             exit_code=NO_SUCCESS if failure else 0,
             metrics=self.spec.metrics,
-            best=self.best_so_far(),
+            best=best,
             num_retryable=num_retryable(self.spec, self.records),
             can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
-            lost_weights=self.lost_weights(*best),
+            lost_weights=self.lost_weights(*self.ledger.front()),
             num_trials=len(of_search(self.records)),
             max_trials=self.spec.max_trials(2 * len(of_search(self.records))),
             num_left=self.num_left,

@@ -146,9 +146,7 @@ def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     assert cli.json("status", "small")["state"] == "interrupted"
 
 
-def test_damaged_curve_of_a_stopped_trial_is_reported(
-    cli: CommandLine,
-) -> None:
+def test_damaged_curve_of_a_stopped_trial_is_reported(cli: CommandLine) -> None:
     cli.write("small.yaml", LONG)
     driver = cli.start("run", "small.yaml")
     _wait_for(cli, driver, 0, rows=7)
@@ -156,10 +154,18 @@ def test_damaged_curve_of_a_stopped_trial_is_reported(
     curve = cli.root / "small/trials/0000/metrics.jsonl"
     with curve.open("r+b") as file:
         file.write(b"?")
-    assert cli("stop", "small", "--trial", "0").returncode == 1  # the sweep ended before it did
+    cli.ok("stop", "small", "--trial", "0")  # the others go on
+    assert cli.json("status", "small")["state"] == "running"
+    cli.ok("stop", "small")
     printed, _ = driver.communicate(timeout=scaled(60))
-    assert driver.returncode == 2, printed
+    assert driver.returncode == 130, printed
     assert "Traceback" not in printed
-    assert f"{curve} is damaged" in " ".join(printed.split())
     assert printed.splitlines()[-1] == "sweep resume small"
+    assert "--finish" not in printed, "what was interrupted continues"
+    told = cli("verify", "small")
+    assert told.returncode == 1
+    assert f"trial 0: {curve} is damaged" in " ".join(told.stdout.split())
+    told = cli("sync", "small")
+    assert "its metrics after step 0 are not sent" in told.stderr
+    assert f"{curve} cannot be read" in told.stderr
     assert no_process_of(token)

@@ -116,8 +116,9 @@ def _main() -> None:
         os.register_at_fork(after_in_child=replies.close)
         os.dup2(2, 1)
         load_training()
-        from trainable.check.rehearsal import ForkEnded
+        from trainable.check.rehearsal import ForkEnded, keep_to_one_thread
 
+        keep_to_one_thread()
         prepare_process()
         request = CheckRequest.model_validate_json(sys.stdin.readline())
         try:

@@ -202,6 +202,20 @@ class ForkEnded(Exception):
         """The exit code; negative for a signal."""
 
 
+_threads: int | None = None
+"""How many threads forks have; None: as many as this process."""
+
+
+def keep_to_one_thread() -> None:
+    """Let this process compute in one thread, and its forks in as many as it would.
+
+    A fork has none of the threads of a process, and would wait for them for ever.
+    """
+    global _threads
+    _threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
 def in_fork(
     function: Callable[..., Any],
     *arguments: Any,
@@ -247,6 +261,8 @@ def _answer(
             for stream in (0, 1, 2):
                 os.dup2(null, stream)
         reseed()
+        if _threads is not None:
+            torch.set_num_threads(_threads)
         warnings.simplefilter("ignore")
         answers.send(function(*arguments))
         code = 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.time_limits import scaled
 from trainable.check.examine import BuildRaised, examine_or_refuse
 from trainable.check.findings import CheckRequest, Findings
 from trainable.check.inspect_task import inspect_task
@@ -20,6 +24,7 @@ from trainable.check.rehearsal import ForkEnded, in_fork
 from trainable.config import TrialConfig
 from trainable.task import Data, Task
 
+ROOT = Path(__file__).parents[3]
 _BUILDS = "TEST_BUILDS"
 _MEASURED = {"step_seconds", "evaluation_seconds", "build_seconds", "process_bytes"}
 
@@ -109,3 +114,35 @@ def test_task_that_cannot_be_built_is_told_from_one_that_ends_its_process(
     with pytest.raises(ForkEnded) as ended:
         inspect_task(request_of("ends"))
     assert ended.value.code == 7
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_check_ends_with_several_threads(tmp_path: Path, workers: int) -> None:
+    """A process computes in threads, and its forks have none of them."""
+    (tmp_path / "threaded.py").write_text(
+        "import torch\nfrom trainable.tasks.digits import Digits\n"
+        "TABLE = torch.randn(2000, 500) @ torch.randn(500, 500)\n"
+        "class Threaded(Digits):\n    pass\n"
+    )
+    config = TrialConfig.model_validate(
+        {
+            "task": {"name": "threaded:Threaded", "model": "mlp"},
+            "metric": "val/loss",
+            "mode": "min",
+            "seed": 0,
+            "budget": {"epochs": 2},
+            "workers": workers,
+        }
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "trainable.check.inspect_task"],
+        input=f"{CheckRequest(config=config).model_dump_json()}\n",
+        capture_output=True,
+        text=True,
+        timeout=scaled(120),
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "3", "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    found = json.loads(done.stdout.splitlines()[0])
+    assert found.get("num_train", 0) > 1000, found
