@@ -166,7 +166,7 @@ def rm(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a sweep: its files, its study in a database, its objects in a store."""
+    """Remove a sweep: its files, and its objects in a store."""
     from sweeps.paths import SweepPaths, resolve_root
     from sweeps.run.removal import plan_removal, remove
 

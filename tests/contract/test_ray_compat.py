@@ -1,8 +1,8 @@
 """What `sweeps.engine.ray_compat` relies on in Ray: private names, their signatures and meaning.
 
 A failure names the private part and the module that uses it. Read it together with
-`docs/internals/ray-compatibility.md`, which says why each part is used. `make newest` runs this
-file with the newest Ray. What must not live here: what Gradsweep does with these parts, which
+`docs/internals/ray-compatibility.md`, which says what breaks without each part. `make newest` runs
+this file with the newest Ray. What must not live here: what Gradsweep does with these parts, which
 the integration tests show.
 """
 

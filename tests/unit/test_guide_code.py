@@ -29,7 +29,7 @@ _PAGES = (
     "docs/guides/hugging-face.md",
     "docs/guides/libraries.md",
     "docs/guides/lightning.md",
-    "docs/guides/test-the-winner.md",
+    "docs/guides/trust.md",
 )
 _TEXTS = [(ROOT / page).read_text("utf-8") for page in _PAGES]
 _BLOCKS = [
