@@ -15,7 +15,7 @@ import io
 import json
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -28,7 +28,6 @@ from trainable.errors import RankLost, TaskError
 from trainable.failures import as_error, as_note, is_shared, mark_shared
 from trainable.group_joining import GroupPlace, join_group, sees_group
 from trainable.parallel.collectives import Collectives
-from trainable.parallel.flat_gradients import FlatGradients, by_kind
 from trainable.parallel.rank_checks import check_trained_alike
 from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar, WindowSums
 from trainable.store.snapshot import parse_state, snapshot, write_state
@@ -419,3 +418,69 @@ class SyncedBuffers:
             if before != now:
                 words = ("none" if shape is None else str(tuple(shape)) for shape in (before, now))
                 yield path, *words
+
+
+class FlatGradients:
+    """The gradients of some parameters, added up over the ranks.
+
+    All gradients of one type and device are one tensor, in the order of the parameters, and one
+    operation adds it up. So each run, resumed or not, adds in the same order and has the same
+    bits. Their memory is kept from step to step: it is large.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._numbers = list(map(id, parameters))
+        self._flats = [_Flat(same) for same in by_kind(parameters)]
+
+    def fits(self, parameters: Sequence[Tensor]) -> bool:
+        """Return whether these are the parameters."""
+        return self._numbers == list(map(id, parameters))
+
+    @torch.no_grad()
+    def add_up(self, add_up: Callable[[Tensor], None], used: Collection[int]) -> None:
+        """Let each parameter have the sum of its gradients as its gradient.
+
+        Args:
+            add_up: Replaces a tensor by its sum over the ranks.
+            used: The ids of the parameters that have a gradient on any rank.
+        """
+        for flat in self._flats:
+            flat.fill()
+            add_up(flat.values)
+            for p, view in zip(flat.parameters, flat.views, strict=True):
+                p.grad = view if id(p) in used else None
+
+
+class _Flat:
+    """The gradients of parameters of one type and device, in one tensor."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        first = parameters[0]
+        self.values = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        parts = torch.split(self.values, sizes)
+        self.views = [_shaped(part, p) for part, p in zip(parts, parameters, strict=True)]
+
+    def fill(self) -> None:
+        """Copy the gradients into the tensor, 0 where there is none."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if len(gradients) < len(self.parameters):
+            self.values.zero_()
+        pairs = zip(self.parameters, self.views, strict=True)
+        if gradients:
+            torch._foreach_copy_([view for p, view in pairs if p.grad is not None], gradients)
+
+
+def by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the tensors in groups of one type and device, in their order."""
+    groups: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a part of a flat tensor in the shape and the layout of a parameter."""
+    strides = torch.empty_like(parameter, device="meta").stride()  # without gaps
+    return part.as_strided(parameter.shape, strides, part.storage_offset())
