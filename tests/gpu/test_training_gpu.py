@@ -120,8 +120,8 @@ def test_non_finite_loss_changes_no_parameter(tmp_path, optimizer):
         assert isinstance(clean, Trainer)
         inner = clean._step
 
-        def follow(window, step):
-            outcome = inner(window, step)
+        def follow(window, step, decide):
+            outcome = inner(window, step, decide)
             if step == 3:
                 seen.append([p.detach().clone() for p in clean.model.parameters()])
             return outcome
