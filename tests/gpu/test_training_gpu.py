@@ -142,8 +142,8 @@ class _Following:
     def __init__(self, step, call):
         self._inner, self._call = step, call
 
-    def __call__(self, window, step):
-        return self._call(window, step)
+    def __call__(self, window, step, decide):
+        return self._call(window, step, decide)
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
