@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sweeps.recording.tags import thin_rows
 from tests.integration.commandline import CommandLine
+from tracking.trial_log import thin_rows
 from trainable.precision import device_name, find_device
 from trainable.store.metrics_file import Row, read_rows
 

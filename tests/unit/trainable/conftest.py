@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainable import build
+from trainable.check import rehearsal
 from trainable.config import TrialConfig
 from trainable.loop import Trainer
 from trainable.task import Data, Task
@@ -129,3 +130,9 @@ def opened() -> Iterator[Callable[..., Trainer]]:
     yield start
     for trainer in trainers:
         trainer.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearse on a loaded machine, too: a run is not rehearsed where that takes too long."""
+    monkeypatch.setattr(rehearsal, "SECONDS", 10 * rehearsal.SECONDS)

@@ -26,6 +26,8 @@ from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
 from trainable.watch.diagnostics import MEASURED
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 class Curriculum(Task):
     """Unfreezes its first layer, lowers its dropout, and counts what it sees."""

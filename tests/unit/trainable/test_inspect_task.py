@@ -24,6 +24,8 @@ from trainable.check.rehearsal import ForkEnded, in_fork
 from trainable.config import TrialConfig
 from trainable.task import Data, Task
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 ROOT = Path(__file__).parents[3]
 _BUILDS = "TEST_BUILDS"
 _MEASURED = {"step_seconds", "evaluation_seconds", "build_seconds", "process_bytes"}

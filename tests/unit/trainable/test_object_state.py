@@ -34,6 +34,8 @@ from trainable.object_state import ObjectState, move_modules
 from trainable.reachable import tensor_signature
 from trainable.store.snapshot import parse_state, write_state
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):
     """Train once without and once with an interruption; return both trainers and their reports."""

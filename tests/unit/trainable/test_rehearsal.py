@@ -18,6 +18,8 @@ from trainable.check.rehearsal import rehearse
 from trainable.errors import ConfigError, TaskError
 from trainable.task import Data, Task
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 class HalfPickled(Counter):
     """Forgets what it counted last."""
