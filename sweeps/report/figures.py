@@ -44,8 +44,6 @@ from sweeps.view.sweep_view import STATES
 from trainable.store.metrics_file import read_rows
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from sweeps.paths import SweepPaths
 
 _VISIBLE_BLUES = sequential.Blues[4:]

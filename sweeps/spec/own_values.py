@@ -7,7 +7,7 @@ With it, a sweep can say what its search gained. What must not live here: the se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sweeps.errors import SpecError
 from sweeps.formatting import shown
@@ -15,9 +15,6 @@ from sweeps.spec.search_checks import constraint_cautions, prior_cautions
 from sweeps.spec.search_space import fixed_values
 from sweeps.spec.spec import SweepSpec
 from trainable.config import TaskConfig
-
-if TYPE_CHECKING:
-    from sweeps.spec.spec import SweepSpec
 
 _ARGUMENT = "task."
 _MISSING = object()

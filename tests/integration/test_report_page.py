@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page
 
 from sweeps.artifacts.export import draw_report
@@ -173,8 +175,10 @@ def test_parallel_coordinates_are_painted_and_can_be_brushed(page: Page) -> None
     plot.scroll_into_view_if_needed()
     axis = plot.locator(".axis-brush, .brush-rect, .axis-overlays").nth(1).bounding_box()
     assert axis is not None
-    before = plot.screenshot()
-    assert len(set(before)) > 1
+    picture = Image.open(io.BytesIO(plot.screenshot())).convert("RGB")
+    painted = {pixel for _, pixel in picture.getcolors(picture.width * picture.height) or []}
+    assert any(red - blue > 80 for red, _, blue in painted), "the best is orange"
+    assert any(blue - red > 60 for red, _, blue in painted), "others are blue"
     x, y = axis["x"] + axis["width"] / 2, axis["y"] + axis["height"]
     page.mouse.move(x, y - 0.7 * axis["height"])
     page.mouse.down()
