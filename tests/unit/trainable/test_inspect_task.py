@@ -120,15 +120,10 @@ def test_task_that_cannot_be_built_is_told_from_one_that_ends_its_process(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_check_ends_with_several_threads(tmp_path: Path, workers: int) -> None:
-    """A process computes in threads, and its forks have none of them."""
-    (tmp_path / "threaded.py").write_text(
-        "import torch\nfrom trainable.tasks.digits import Digits\n"
-        "TABLE = torch.randn(2000, 500) @ torch.randn(500, 500)\n"
-        "class Threaded(Digits):\n    pass\n"
-    )
+    """What compares large states computes in threads, and its forks have none of them."""
     config = TrialConfig.model_validate(
         {
-            "task": {"name": "threaded:Threaded", "model": "mlp"},
+            "task": {"name": "digits", "model": "mlp", "width": 512},
             "metric": "val/loss",
             "mode": "min",
             "seed": 0,
@@ -144,7 +139,7 @@ def test_check_ends_with_several_threads(tmp_path: Path, workers: int) -> None:
         timeout=scaled(120),
         check=True,
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "3", "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env={**os.environ, "OMP_NUM_THREADS": "3", "PYTHONPATH": str(ROOT)},
     )
     found = json.loads(done.stdout.splitlines()[0])
     assert found.get("num_train", 0) > 1000, found
