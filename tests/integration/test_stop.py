@@ -165,7 +165,7 @@ def test_damaged_curve_of_a_stopped_trial_is_reported(cli: CommandLine) -> None:
     told = cli("verify", "small")
     assert told.returncode == 1
     assert f"trial 0: {curve} is damaged" in " ".join(told.stdout.split())
-    told = cli("sync", "small")
-    assert "its metrics after step 0 are not sent" in told.stderr
-    assert f"{curve} cannot be read" in told.stderr
+    told = printed + cli("sync", "small").stderr  # the driver tells it if it waits long enough
+    assert told.count("metrics after step 0 are not sent") == 1
+    assert f"{curve} cannot be read" in " ".join(told.split())
     assert no_process_of(token)

@@ -87,8 +87,7 @@ def test_memory_is_printed_before_the_first_trial(
     """An MLP of 64 x 32, 32 x 32 and 32 x 10 weights, and AdamW."""
     ways, takes, *_ = finished.stderr.splitlines()
     assert ways == "  2 trials at a time, each with 1 CPU"
-    parts = ("3,466 parameters", "16 bytes", "weight 4, gradient 4, optimizer 8", "27.08 KiB")
-    assert_parts(takes, *parts)
+    assert_parts(takes, "3,466 parameters", "54.16 KiB", "gradients", "optimizer")
 
 
 def test_plain_lines_and_next_commands_are_printed(

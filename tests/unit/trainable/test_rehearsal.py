@@ -99,10 +99,10 @@ def holding(monkeypatch):
 @pytest.mark.parametrize("kind", LOST)
 def test_what_a_resumed_run_would_lose_is_refused(configure, holding, place, kind):
     made, said = LOST[kind]
-    problem = rehearse(configure(), holding(place, made)).problem
-    assert isinstance(problem, TaskError | ConfigError)
-    assert said in str(problem)
-    assert "\n" not in str(problem)
+    found = rehearse(configure(), holding(place, made))
+    assert isinstance(found.problem, TaskError | ConfigError), found
+    assert said in str(found.problem)
+    assert "\n" not in str(found.problem)
 
 
 class Plain(Task):
