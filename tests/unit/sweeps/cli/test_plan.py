@@ -145,7 +145,7 @@ def test_written_spec_has_the_trials_and_the_comments(plan: Plan, tmp_path: Path
     done = plan("--hours", "2", "--write", "new.yaml", "--json", new=("new.yaml",))
     trials = _json(done)["plan"]["trials"]
     text = (tmp_path / "new.yaml").read_text()
-    assert text == SPEC.replace("trials: 6   # a few", f"trials: {trials}   # a few")
+    assert text == SPEC.replace("trials: 6   # a few", f"{f'trials: {trials}':<12}# a few")
 
 
 def test_written_spec_has_the_overrides(plan: Plan, tmp_path: Path) -> None:
