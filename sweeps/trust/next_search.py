@@ -26,7 +26,7 @@ from sweeps.spec.space import (
     Uniform,
 )
 from sweeps.spec.spec import parse_with_positions
-from sweeps.trust.evidence import BadRegion, NearBound, place, scale
+from sweeps.trust.evidence import NearBound, Region, place, scale
 from sweeps.view.sweep_view import SweepView
 
 _WIDER = 1 / 3
@@ -38,7 +38,7 @@ _NARROWEST = 0.1
 
 
 def next_overrides(
-    view: SweepView, regions: Sequence[BadRegion], bounds: Sequence[NearBound]
+    view: SweepView, regions: Sequence[Region], bounds: Sequence[NearBound]
 ) -> tuple[str, ...]:
     """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
     num_trials, spec = len(of_search(view.records)), view.spec
@@ -84,7 +84,7 @@ def _changed(distribution: Distribution, fields: Mapping[str, Any]) -> Distribut
 
 
 def _changes(
-    space: Mapping[str, Distribution], regions: Sequence[BadRegion], bounds: Sequence[NearBound]
+    space: Mapping[str, Distribution], regions: Sequence[Region], bounds: Sequence[NearBound]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the changed fields of distributions, by key."""
     for region in regions:
@@ -93,7 +93,7 @@ def _changes(
         yield bound.key, _widened(space[bound.key], bound)
 
 
-def _narrowed(distribution: Distribution, region: BadRegion) -> dict[str, Any]:
+def _narrowed(distribution: Distribution, region: Region) -> dict[str, Any]:
     """Return the fields that exclude a bad region; none if that is not worth it."""
     if isinstance(distribution, Powers):
         return {}
