@@ -29,8 +29,8 @@ from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import address_of, trial_files, trial_store
 from tracking.limits import clean_key
-from tracking.outbox_recorder import limit_log, replace_run
 from tracking.outbox_status import DeliveryStatus, read_outbox
+from tracking.recorder import limit_log, replace_run
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import read_logged, read_rows
 from trainable.store.regular_files import sync_directory

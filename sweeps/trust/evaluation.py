@@ -33,8 +33,8 @@ from sweeps.stores import (
 )
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import NoBest, SweepView
-from tracking.outbox_recorder import set_target, sync
 from tracking.outbox_status import read_outbox
+from tracking.recorder import set_target, sync
 from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation

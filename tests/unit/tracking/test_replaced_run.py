@@ -12,8 +12,8 @@ import pytest
 from tests.unit.tracking.test_delivery import House, fail_once, fail_sometimes
 from tracking.delivery import TAG_REPLACED, TAG_TRIAL
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import replace_run
 from tracking.outbox_status import read_outbox
+from tracking.recorder import replace_run
 
 
 @pytest.fixture
