@@ -270,18 +270,6 @@ def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
             queue.reset_trials({_number(trial): is_gone for trial, is_gone in trials.items()})
 
 
-def replace_run(outbox: Path, trial: int) -> None:
-    """Make an outbox record a trial in a new run; see `Outbox.replace_run`."""
-    with closing(Outbox(outbox)) as queue:
-        queue.replace_run(trial)
-
-
-def limit_log(outbox: Path, trial: int, step: int) -> None:
-    """Make an outbox deliver no further row of a trial's log; see `Outbox.limit_log`."""
-    with closing(Outbox(outbox)) as queue:
-        queue.limit_log(trial, step)
-
-
 def sync(
     uri: str,
     artifact_root: Path | None,

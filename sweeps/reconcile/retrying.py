@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -29,8 +30,8 @@ from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import address_of, trial_files, trial_store
 from tracking.limits import clean_key
+from tracking.outbox import Outbox
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.recorder import limit_log, replace_run
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import read_logged, read_rows
 from trainable.store.regular_files import sync_directory
@@ -193,10 +194,11 @@ def complete_retries(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None
     for trial in ledger.trials():
         if trial.reopened is None or trial.finished:
             continue
-        if trial.reopened.replaces_run:
-            replace_run(paths.outbox, trial.number)
-        else:
-            limit_log(paths.outbox, trial.number, trial.step)
+        with closing(Outbox(paths.outbox)) as outbox:
+            if trial.reopened.replaces_run:
+                outbox.replace_run(trial.number)
+            else:
+                outbox.limit_log(trial.number, trial.step)
         if trial.reopened.fresh:
             _remove_files(paths, spec, trial.number)
         else:

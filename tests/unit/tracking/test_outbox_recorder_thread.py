@@ -19,7 +19,7 @@ from tracking import delivery_loop
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import DeliveryLoop, DeliveryThread
 from tracking.outbox import SWEEP, Outbox
-from tracking.outbox_status import pending, read_outbox
+from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder, sync
 from tracking.tracker import TrackedSweep
 
@@ -268,7 +268,7 @@ def test_sync_delivers_the_rest_and_a_second_adds_nothing(
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
     recorder.finish(0, "FINISHED", {})
-    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 4
+    assert recorder.close(0.1) == read_outbox(tmp_path / "outbox").pending == 4
 
     stand_in = ModuleType("tracking.mlflow_server")
     stand_in.MlflowServer = lambda *_: server  # type: ignore[attr-defined]
