@@ -23,16 +23,20 @@ _CELLS = 2**22
 
 
 def fronts(points: npt.ArrayLike) -> Iterator[_Indices]:
-    """Yield which points are on each front, ascending; equal points are on one front."""
-    unique, which = np.unique(np.asarray(points, dtype=float), axis=0, return_inverse=True)
-    which, left = which.reshape(-1), np.arange(len(unique))
-    while left.size:
-        front, waiting = [], left
-        while waiting.size:  # in this order, no point dominates an earlier one
-            front.append(waiting[0])
-            waiting = waiting[(unique[waiting] < unique[waiting[0]]).any(axis=1)]
-        left = np.setdiff1d(left, front, assume_unique=True)
-        yield np.flatnonzero(np.isin(which, front))
+    """Yield which points are on each front, ascending.
+
+    Each pair is compared once, which takes a byte: 1 MB for a thousand points.
+    """
+    columns = np.asarray(points, dtype=float).T
+    no_worse = np.ones((columns.shape[1],) * 2, dtype=bool)
+    for column in columns:
+        no_worse &= column[:, np.newaxis] <= column
+    dominates = no_worse & ~no_worse.T
+    num_better = dominates.sum(axis=0)
+    while (front := np.flatnonzero(num_better == 0)).size:
+        yield front
+        num_better -= dominates[front].sum(axis=0)
+        num_better[front] = -1
 
 
 def spread(front: _Floats, number: int) -> _Indices:
