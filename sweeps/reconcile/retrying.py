@@ -61,8 +61,28 @@ class RetryRequest(ExtraTraining):
         return self.fresh
 
     def choose(self, sweep: SweepTrials) -> list[int]:
-        """Return which trials are to be reopened."""
-        return trials_to_retry(sweep, self)
+        """Return which trials are to be reopened; those that are reopened already continue."""
+        paths, spec, trials = sweep.paths, sweep.spec, sweep.trials
+        wanted = sorted(set(self.trials)) or [t.number for t in trials if t.state == "failed"]
+        for number in wanted:
+            if fault := _fault(paths, spec, trials, number, fresh=self.fresh):
+                raise UserError(f"trial {number} is not run again: {fault}")
+        chosen = [number for number in wanted if trials[number].state == "failed"]
+        if not chosen and not any(_is_reopened(trial) for trial in trials):
+            see = paths.command("trials")
+            raise UserError(
+                f"sweep '{paths.name}' has no failed trial; retry takes failed trials; its "
+                f"trials: {see}"
+            )
+        opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
+        stop = active_stop_criterion(spec, opened, sweep.seconds) if chosen else None
+        if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
+            more = [word for change in stop.continue_overrides for word in ("-s", change)]
+            raise UserError(
+                f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run "
+                f"again at once; change it with: {paths.command('retry', *more)}"
+            )
+        return chosen
 
     def plan(
         self, sweep: SweepTrials, chosen: Sequence[int], origins: tuple[Origin, Origin]
@@ -121,31 +141,6 @@ class Retry:
             "if its weights were too large by then, it diverges again; if it does, start it from "
             f"step 0 with: {fresh}"
         )
-
-
-def trials_to_retry(sweep: SweepTrials, request: RetryRequest) -> list[int]:
-    """Return which trials are to be reopened; those that are reopened already just continue."""
-    paths, spec, trials = sweep.paths, sweep.spec, sweep.trials
-    wanted = sorted(set(request.trials)) or [t.number for t in trials if t.state == "failed"]
-    for number in wanted:
-        if fault := _fault(paths, spec, trials, number, fresh=request.fresh):
-            raise UserError(f"trial {number} is not run again: {fault}")
-    chosen = [number for number in wanted if trials[number].state == "failed"]
-    if not chosen and not any(_is_reopened(trial) for trial in trials):
-        see = paths.command("trials")
-        raise UserError(
-            f"sweep '{paths.name}' has no failed trial; retry takes failed trials; its trials: "
-            f"{see}"
-        )
-    opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
-    stop = active_stop_criterion(spec, opened, sweep.seconds) if chosen else None
-    if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
-        more = [word for change in stop.continue_overrides for word in ("-s", change)]
-        raise UserError(
-            f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run again at "
-            f"once; change it with: {paths.command('retry', *more)}"
-        )
-    return chosen
 
 
 def plan_retry(

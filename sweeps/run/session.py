@@ -27,6 +27,7 @@ from sweeps.reconcile.finishing import check_free, check_unfinished, make_direct
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply, close_stores, follow_logs
 from sweeps.reconcile.retrying import complete_retries
+from sweeps.reconcile.stop_criteria import more_trials
 from sweeps.reconcile.store_check import Missing, lost_runs
 from sweeps.recording.notifications import Notifier
 from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_recorder
@@ -109,11 +110,7 @@ class SweepSession:
         known = self.trials()
         if known.num_left or not changed & _OF_TRIALS:
             return None
-        stop, num_trials = known.stop, len(of_search(known.trials))
-        most = self.spec.max_trials(2 * num_trials)
-        more = (
-            stop.continue_overrides if stop else (f"trials={most}",) if most > num_trials else ()
-        )
+        more = more_trials(self.spec, len(of_search(known.trials)), known.stop)
         words = [word for change in more for word in ("-s", change)]
         resume = self.paths.command("resume", *words)
         remedy = (

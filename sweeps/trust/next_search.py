@@ -14,6 +14,7 @@ from typing import Any
 
 from sweeps.errors import SearchChanged, SpecError, UserError
 from sweeps.ledger.trials import of_search
+from sweeps.reconcile.stop_criteria import more_trials
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.space import (
     Choice,
@@ -41,12 +42,8 @@ def next_overrides(
     view: SweepView, regions: Sequence[Region], bounds: Sequence[NearBound]
 ) -> tuple[str, ...]:
     """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
-    num_trials, spec = len(of_search(view.records)), view.spec
-    if view.stop is not None:
-        more: tuple[str, ...] = view.stop.continue_overrides
-    else:
-        most = spec.max_trials(2 * num_trials)
-        more = (f"trials={most}",) if most > num_trials else ()
+    spec = view.spec
+    more = more_trials(spec, len(of_search(view.records)), view.stop)
     if not more or spec.search.sampler == "grid" or spec.early_stopping.rule.is_population:
         return more
     changed: dict[str, Distribution] = dict(spec.space)
