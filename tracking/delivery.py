@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from redaction.secrets import redact
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
-from tracking.outbox import SWEEP, Batch, Outbox, Record, logger
+from tracking.outbox import SWEEP, TAG_REPEATS, Batch, Outbox, Record, logger
 
 TAG_SWEEP = "gradsweep.sweep_id"
 TAG_TRIAL = "gradsweep.trial"
@@ -29,8 +29,6 @@ TAG_NAME = "mlflow.runName"
 TAG_REPLACED = "gradsweep.replaced_trial"
 """A tag of a deleted run: the number of the trial that another run records now."""
 
-TAG_REPEATS = "gradsweep.repeats"
-"""A tag of a trial's run at its start: the number of the trial below whose run it is shown."""
 CHANGED_PREFIX = "param_changed."
 PARAM_PREFIX = "param/"
 

@@ -19,9 +19,9 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
 from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stores import find_tracker, tracker_at
-from tracking.delivery import TAG_REPEATS
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
+from tracking.outbox import TAG_REPEATS
 from tracking.recorder import BeforeRecords, Recorder, Status, process_with
 from tracking.tracker import TrackedSweep
 from trainable.store.metrics_file import Row

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tracking.delivery import TAG_REPEATS, Delivery, FoundRun, NotStored, RecordRejected, RunGone
+from tracking.delivery import Delivery, FoundRun, NotStored, RecordRejected, RunGone
 from tracking.metric_points import PointRow
-from tracking.outbox import SWEEP, Outbox
+from tracking.outbox import SWEEP, TAG_REPEATS, Outbox
 from tracking.outbox_status import read_outbox
 
 
