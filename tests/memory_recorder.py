@@ -6,16 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tracking.delivery import CHANGED_PREFIX, PARAM_PREFIX, as_number
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks, MetricRow
-from tracking.recorder import (
-    CHANGED_PREFIX,
-    PARAM_PREFIX,
-    Status,
-    as_number,
-    check_artifact_name,
-    stored_status,
-)
+from tracking.outbox_file import check_artifact_name
+from tracking.recorder import Status, stored_status
 from tracking.trial_log import Target, TrialLog
 
 
@@ -39,7 +34,7 @@ class MemoryRun:
 
 
 class MemoryRecorder:
-    """Records into `runs`; `check` is called before each record, as in `OutboxRecorder`.
+    """Records into `runs`; `check` is called before each record, as in `Recorder`.
 
     Without the directory of an outbox, beside which the trials' logs are, logs have no rows.
     """

@@ -8,6 +8,7 @@ must not live here: MLflow (see `tracking.mlflow_server`), threads and waiting (
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,8 +19,7 @@ from typing import Any, Protocol
 from redaction.secrets import redact
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
-from tracking.outbox import SWEEP, Batch, Outbox, Record, logger
-from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, TAG_REPEATS, as_number
+from tracking.outbox import SWEEP, TAG_REPEATS, Batch, Outbox, Record, logger
 
 TAG_SWEEP = "gradsweep.sweep_id"
 TAG_TRIAL = "gradsweep.trial"
@@ -28,6 +28,9 @@ TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
 TAG_REPLACED = "gradsweep.replaced_trial"
 """A tag of a deleted run: the number of the trial that another run records now."""
+
+CHANGED_PREFIX = "param_changed."
+PARAM_PREFIX = "param/"
 
 _MAX_REFUSALS = 2
 _TRIALS_PER_SYNC = 16
@@ -415,6 +418,15 @@ class Delivery:
             elif run.empty and not run.deleted:
                 self._server.delete_run(run.run_id)
         return chosen
+
+
+def as_number(text: str) -> float | None:
+    """Parse a parameter's text as a finite number; None if it is not one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def error_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tracking.delivery import Delivery, NotStored, TrackingServer, error_line
 from tracking.limits import clean_text
-from tracking.outbox import SWEEP, Outbox, logger
+from tracking.outbox import Outbox, logger
 from tracking.trackers import choose_tracker
 
 _LINGER_SECONDS = 0.5
@@ -53,46 +53,28 @@ class Destination(NamedTuple):
         return choose_tracker(self.uri, root).open_server(self.experiment, self.sweep_id)
 
 
-class DeliveryProgress(NamedTuple):
-    """The state of the delivery.
-
-    Attributes:
-        ready: The server answered and the sweep's run exists.
-        is_down: The last attempt failed, or the last artifact could not be stored.
-        last_answer: When the server last answered, by the monotonic clock; 0 unless `is_down`.
-    """
-
-    ready: bool
-    is_down: bool
-    last_answer: float
-
-    @property
-    def seconds_unresponsive(self) -> float:
-        """For how many seconds the server has answered no request; 0 while it answers."""
-        return time.monotonic() - self.last_answer if self.is_down else 0.0
-
-
-NOT_YET = DeliveryProgress(ready=False, is_down=False, last_answer=0.0)
-
-
 class DeliveryLoop:
-    """Delivers an outbox until `close` is called."""
+    """Delivers an outbox until `close` is called.
+
+    `on_outage` receives when the server last answered, by the monotonic clock, after an attempt
+    that failed or an artifact that could not be stored; None once the server answers again.
+    """
 
     def __init__(
         self,
         destination: Destination,
-        on_progress: Callable[[DeliveryProgress], None],
+        on_outage: Callable[[float | None], None],
         open_server: Callable[[], TrackingServer] | None = None,
     ) -> None:
         self._destination = destination
-        self._on_progress = on_progress
+        self._on_outage = on_outage
         self._open_server = open_server or destination.open_server
         self._closing = threading.Event()
         self._hurried = threading.Event()
         self._deadline = float("inf")
         self._last_answer = time.monotonic()
-        self._is_down = self._is_blocked = self._is_ready = False
-        self._reported = NOT_YET
+        self._is_down = self._is_blocked = False
+        self._reported: float | None = None
 
     # Called from other threads
 
@@ -150,7 +132,6 @@ class DeliveryLoop:
                 if num_unacked_creates and time.monotonic() >= since + _LATE_SECONDS:
                     delivery.search_again()
                     outbox.creates_settled()
-                ready = outbox.run_id(SWEEP) is not None
                 still = outbox.num_unacked_creates
             except NotStored as error:
                 logger.log(logging.DEBUG if self._is_blocked else logging.WARNING, "%s", error)
@@ -178,7 +159,7 @@ class DeliveryLoop:
                 logger.info("artifacts are stored again")
                 self._is_blocked, artifact_delay = False, _FIRST_DELAY_SECONDS
             delay = _FIRST_DELAY_SECONDS
-            self._report(is_down=False, ready=ready)
+            self._report(is_down=False)
             if still != num_unacked_creates:
                 num_unacked_creates, since = still, time.monotonic()
             # Unless a caller waits, wait for more records: a request costs more than a point.
@@ -202,14 +183,12 @@ class DeliveryLoop:
         if self._hurried.wait(seconds):
             time.sleep(max(min(_FIRST_DELAY_SECONDS, self._deadline - time.monotonic()), 0.0))
 
-    def _report(self, *, is_down: bool, ready: bool = False) -> None:
+    def _report(self, *, is_down: bool) -> None:
         self._is_down = is_down
-        self._is_ready = self._is_ready or ready
-        waits = is_down or self._is_blocked
-        progress = DeliveryProgress(self._is_ready, waits, self._last_answer if waits else 0.0)
-        if progress != self._reported:
-            self._reported = progress
-            self._on_progress(progress)
+        last_answer = self._last_answer if is_down or self._is_blocked else None
+        if last_answer != self._reported:
+            self._reported = last_answer
+            self._on_outage(last_answer)
 
 
 class DeliveryThread:
@@ -218,9 +197,8 @@ class DeliveryThread:
     def __init__(
         self, destination: Destination, open_server: Callable[[], TrackingServer] | None = None
     ) -> None:
-        self.ready = threading.Event()
-        self.progress = NOT_YET
-        self._loop = DeliveryLoop(destination, self._report, open_server)
+        self.last_answer: float | None = None
+        self._loop = DeliveryLoop(destination, self._on_outage, open_server)
         self._thread = threading.Thread(target=self._loop.run, name="tracking-outbox", daemon=True)
         self._thread.start()
 
@@ -239,7 +217,5 @@ class DeliveryThread:
         """Whether the loop still runs."""
         return self._thread.is_alive()
 
-    def _report(self, progress: DeliveryProgress) -> None:
-        self.progress = progress
-        if progress.ready:
-            self.ready.set()
+    def _on_outage(self, last_answer: float | None) -> None:
+        self.last_answer = last_answer

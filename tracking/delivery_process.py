@@ -27,9 +27,7 @@ from typing import IO, Any
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import (
     LAST_SECONDS,
-    NOT_YET,
     DeliveryLoop,
-    DeliveryProgress,
     Destination,
 )
 from tracking.outbox import logger
@@ -42,8 +40,7 @@ class DeliveryProcess:
     """Runs the delivery loop in a child process, and starts another one if the child dies."""
 
     def __init__(self, destination: Destination, environment: Mapping[str, str]) -> None:
-        self.ready = threading.Event()
-        self.progress = NOT_YET
+        self.last_answer: float | None = None
         self._destination = destination
         self._environment = environment
         self._closing = threading.Event()
@@ -114,13 +111,11 @@ class DeliveryProcess:
             if self._closing.is_set():  # `close` may have sent its line to the previous child
                 self._process.kill()
 
-    def _handle_message(self, kind: str, payload: list[Any]) -> None:
+    def _handle_message(self, kind: str, payload: Any) -> None:
         if kind == "log":
             logger.log(*payload)
-            return
-        self.progress = DeliveryProgress(*payload)
-        if self.progress.ready:
-            self.ready.set()
+        else:
+            self.last_answer = payload
 
 
 def _write(pipe: IO[str] | None, payload: object) -> None:
@@ -163,8 +158,8 @@ def main() -> None:
     logger.addHandler(_StatusWriter(pipe))
     destination = Destination(*json.loads(sys.stdin.readline()))
 
-    def on_progress(progress: DeliveryProgress) -> None:
-        _write(pipe, ["progress", progress])
+    def on_outage(last_answer: float | None) -> None:
+        _write(pipe, ["outage", last_answer])
 
     def open_server() -> TrackingServer:
         # Collections would take a quarter of the time of importing mlflow. Later, each full one
@@ -176,7 +171,7 @@ def main() -> None:
             gc.freeze()
             gc.enable()
 
-    loop = DeliveryLoop(destination, on_progress, open_server)
+    loop = DeliveryLoop(destination, on_outage, open_server)
     threading.Thread(target=_read_commands, args=[loop], daemon=True).start()
     loop.run()
     os._exit(0)  # a normal exit would wait for the thread that reads standard input

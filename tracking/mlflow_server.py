@@ -27,6 +27,7 @@ from tracking.delivery import (
     RecordRejected,
     RunGone,
     RunState,
+    TrackingServer,
 )
 from tracking.limits import clean_key
 from tracking.metric_points import Request
@@ -145,7 +146,7 @@ def trial_of(run: Run) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-class MlflowServer:
+class MlflowServer(TrackingServer):
     """A tracking server and one experiment in it."""
 
     def __init__(
@@ -158,7 +159,6 @@ class MlflowServer:
         self._sweep_id = sweep_id
 
     def open_experiment(self, known: str | None) -> str:
-        """Find, restore or create the experiment; returns its id."""
         with _translated():
             found = self._client.get_experiment_by_name(self._experiment)
             if known is not None and self._holds_runs(known):
@@ -190,7 +190,6 @@ class MlflowServer:
             return False
 
     def find_runs(self, experiment_id: str) -> list[FoundRun]:
-        """All runs of the sweep, deleted ones included."""
         with _translated():
             return [
                 FoundRun(
@@ -205,23 +204,19 @@ class MlflowServer:
             ]
 
     def create_run(self, experiment_id: str, start_ms: int, tags: Mapping[str, str]) -> str:
-        """Create a run; returns its id."""
         with _translated():
             run = self._client.create_run(experiment_id, start_time=start_ms, tags=dict(tags))
             return str(run.info.run_id)
 
     def restore_run(self, run_id: str) -> None:
-        """Restore a deleted run."""
         with _translated():
             self._client.restore_run(run_id)
 
     def delete_run(self, run_id: str) -> None:
-        """Delete a run; it can be restored."""
         with _translated():
             self._client.delete_run(run_id)
 
     def read_run(self, run_id: str) -> RunState:
-        """Read a run's status, parameters, metric names, tags and artifact URI."""
         with _translated():
             run = self._client.get_run(run_id)
             data = run.data
@@ -234,7 +229,6 @@ class MlflowServer:
             )
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
-        """All values of one metric, as (step, value)."""
         with _translated():
             return [(m.step, m.value) for m in self._client.get_metric_history(run_id, key)]
 
@@ -252,13 +246,11 @@ class MlflowServer:
                 )
 
     def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment."""
         with _translated():
             for name, value in tags.items():
                 self._client.set_experiment_tag(experiment_id, name, value)
 
     def set_status(self, run_id: str, status: str, end_ms: int | None) -> None:
-        """Set the status, and the end time where one is given."""
         with _translated():
             if end_ms is None:
                 self._client.update_run(run_id, status=status)
@@ -266,7 +258,6 @@ class MlflowServer:
                 self._client.set_terminated(run_id, status=status, end_time=end_ms)
 
     def upload(self, run_id: str, path: Path, folder: str) -> None:
-        """Store a file under the artifact path `folder`."""
         with _translated():
             if is_database(self._uri):
                 address = self._client.get_run(run_id).info.artifact_uri or ""

@@ -101,6 +101,9 @@ def coalesce(records: Iterable[Record]) -> list[Record]:
 SWEEP = -1
 """Stands for the sweep's own run where a trial's number is expected."""
 
+TAG_REPEATS = "gradsweep.repeats"
+"""A tag of a trial's run at its start: the number of the trial below whose run it is shown."""
+
 LOST = "LOST"
 """Stands for the last status of a run that the server no longer has."""
 

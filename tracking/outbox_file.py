@@ -18,12 +18,11 @@ import stat
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from tracking.metric_points import HighWaterMarks
 from tracking.processes import describe_database_lock
-from tracking.recorder import check_artifact_name
 
 FILE_NAME = "outbox.db"
 _WAIT_SECONDS = 60.0
@@ -255,6 +254,17 @@ class OutboxFile:
 
 
 _DIRECTORY = "artifacts"
+
+
+def check_artifact_name(name: str) -> PurePosixPath:
+    """Return `name` as a path; ValueError: it is empty, absolute or leaves a run's directory."""
+    path = PurePosixPath(name)
+    if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(
+            f"artifact name is {name!r}; it must be a relative path that stays below the run; "
+            "write something like 'figures/loss.png'"
+        )
+    return path
 
 
 class Staging:

@@ -150,8 +150,3 @@ def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
         if not (isinstance(trial, int) and isinstance(text, str)):
             raise ValueError(f"it holds {trial!r} and {text!r} where a trial and a text belong")
     return texts
-
-
-def pending(directory: Path) -> int:
-    """How many records wait in the outbox of `directory`."""
-    return read_outbox(directory).pending

@@ -1,4 +1,4 @@
-"""What a sweep asks of a tracking service: a recorder, its delivery, and what the service holds.
+"""What a sweep asks of a tracking service: a server for its delivery, and what the service holds.
 
 `tracking.trackers` chooses a tracker by the address. What must not live here: any service, how a
 store is read (`store_reader`), and imports that take long.
@@ -16,9 +16,6 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from redaction.secrets import redact
 from tracking.delivery import RunGone, TrackingServer, error_line
-from tracking.recorder import Recorder
-
-__all__ = ["BackgroundDelivery", "OpenTracker", "TrackedSweep", "Tracker", "TrackingUnusable"]
 
 
 class TrackingUnusable(ValueError):
@@ -31,37 +28,6 @@ class TrackingUnusable(ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(f"tracking.uri: {message}")
         self.message = message
-
-
-class BackgroundDelivery(Protocol):
-    """Delivers what a recorder has queued to the tracking server, while the sweep runs."""
-
-    @property
-    def needs_figures(self) -> bool:
-        """Whether the figures must be sent again, because the store or a run in it is new."""
-
-    def figures_sent(self) -> None:
-        """Note that the figures of all trials were queued again."""
-
-    @property
-    def seconds_unresponsive(self) -> float:
-        """For how many seconds the server has answered no request; 0 while it answers.
-
-        Infinite when nothing is delivered.
-        """
-
-    def flush(self, timeout: float) -> int:
-        """Wait for at most `timeout` seconds until the queue is empty; return its length."""
-
-    def close(self, timeout: float) -> int:
-        """Deliver for at most `timeout` seconds, then stop; return how many records are left."""
-
-
-class OpenTracker(NamedTuple):
-    """A tracker that records a sweep."""
-
-    recorder: Recorder
-    delivery: BackgroundDelivery
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sweeps.errors import SearchChanged
 from sweeps.formatting import format_number
@@ -18,6 +18,7 @@ from sweeps.spec.yaml_scalars import write_flow
 from sweeps.statistics.over_seeds import SeedValue, combine, standard_error
 
 if TYPE_CHECKING:
+    from sweeps.ledger.trials import TrialSummary
     from sweeps.spec.spec import SweepSpec
 
 
@@ -116,28 +117,7 @@ class OverSeeds(NamedTuple):
         return min(known, key=lambda one: abs(one[0] - middle))[1]
 
 
-class SeedTrial(Protocol):
-    """What this module reads of a trial."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def role(self) -> str: ...
-    @property
-    def origin(self) -> int | None: ...
-    @property
-    def seed_index(self) -> int | None: ...
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def values(self) -> tuple[float, ...]: ...
-    @property
-    def over_seeds(self) -> OverSeeds | None: ...
-
-
-Seed = TypeVar("Seed", bound=SeedTrial)
+Seed = TypeVar("Seed", bound="TrialSummary")
 
 
 def configurations(trials: Iterable[Seed]) -> dict[int, list[Seed]]:
@@ -186,7 +166,7 @@ def next_seed(trials: Iterable[Seed], seeds: int) -> tuple[int, int] | None:
     return None
 
 
-def num_missing(trials: Iterable[SeedTrial], seeds: int) -> int:
+def num_missing(trials: Iterable[TrialSummary], seeds: int) -> int:
     """Return how many trials the configurations so far still get, if nothing stops one of them."""
     return sum(
         missing_seeds([trial.state for trial in mine], seeds)
@@ -194,7 +174,7 @@ def num_missing(trials: Iterable[SeedTrial], seeds: int) -> int:
     )
 
 
-def origins(trials: Iterable[SeedTrial]) -> dict[int, int]:
+def origins(trials: Iterable[TrialSummary]) -> dict[int, int]:
     """Return the configuration of each trial that repeats one, by the trial's number."""
     return {t.number: t.origin for t in trials if t.role == "repeat" and t.origin is not None}
 
@@ -209,13 +189,7 @@ def alone(trial: Seed) -> Seed:
     if trial.over_seeds is None:
         return trial
     value, *others = trial.over_seeds.own or (None,)
-    changed: Any = dataclasses.replace(
-        trial,  # type: ignore[type-var]
-        value=value,
-        others=tuple(others),
-        over_seeds=None,
-    )
-    return changed  # type: ignore[no-any-return]
+    return dataclasses.replace(trial, value=value, others=tuple(others), over_seeds=None)
 
 
 def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
@@ -224,15 +198,11 @@ def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
         return list(trials)
     found = list(trials)
     for number, mine in configurations(trials).items():
-        changed: Any = dataclasses.replace(
-            found[number],  # type: ignore[type-var]
-            **_combined(mine, repeats),
-        )
-        found[number] = changed
+        found[number] = dataclasses.replace(found[number], **_combined(mine, repeats))
     return found
 
 
-def _combined(mine: Sequence[SeedTrial], repeats: Repeats) -> Mapping[str, Any]:
+def _combined(mine: Sequence[TrialSummary], repeats: Repeats) -> Mapping[str, Any]:
     every = [trial.values for trial in mine if trial.values]
     each = [combine(metric, repeats.value) for metric in zip(*every, strict=True)]
     firsts = [values[0] for values in every]

@@ -114,6 +114,24 @@ class LedgerFile:
         )
 
 
+def database_damage(file: Path) -> str | None:
+    """Return what SQLite finds wrong in a database; None without a file, or if nothing is wrong.
+
+    A database that cannot be opened now is not known to be damaged.
+    """
+    if not file.is_file():
+        return None
+    try:
+        address = f"{file.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
+            verdict = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+    except sqlite3.OperationalError:
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if verdict == "ok" else " ".join(verdict.split())
+
+
 def _sqlite_error(error: BaseException | None) -> sqlite3.Error | None:
     """Return SQLite's own error from the chain of causes."""
     while error is not None and not isinstance(error, sqlite3.Error):

@@ -30,7 +30,7 @@ from optuna.samplers._tpe.sampler import (
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.statistics.fronts import Fronts, spread
+from sweeps.statistics.fronts import fronts, spread
 
 _Floats = npt.NDArray[np.float64]
 _Places = npt.NDArray[np.intp]
@@ -54,7 +54,6 @@ class TrialTable:
         self._kinds: dict[frozenset[str], int] = {}
         self._trials: Sequence[FrozenTrial] = ()
         self._rows: _Floats = np.empty((0, 4 + num_metrics + len(space)))
-        self._fronts, self._in_fronts = Fronts(num_metrics), np.empty(0, dtype=np.intp)
 
     def read(self, trials: Sequence[FrozenTrial], sampler: TPESampler, study: Study) -> None:
         """Read those trials that are not the same objects as before."""
@@ -99,24 +98,6 @@ class TrialTable:
         signs = [-1.0 if one == StudyDirection.MAXIMIZE else 1.0 for one in directions]
         losses: _Floats = self._rows[places, 4 : 4 + self._num_metrics] * signs
         return losses
-
-    def ranks(self, directions: Sequence[StudyDirection]) -> _Places:
-        """Return the front of each complete trial, ascending by number; 0 is the best front."""
-        complete = self.places(_COMPLETE)
-        is_known = np.isin(complete, self._in_fronts)
-        known = self._in_fronts
-        if is_known.sum() < len(known) or (
-            (self.losses(known, directions) != self._fronts.points).any()
-        ):  # rare: a value or the place of a complete trial has changed
-            self._fronts, known = Fronts(self._num_metrics), known[:0]
-            is_known[:] = False
-        new = complete[~is_known]
-        losses = self.losses(new, directions)
-        order = np.lexsort(losses.T[::-1])  # so that no new trial pushes another
-        for one in losses[order]:
-            self._fronts.add(one)
-        self._in_fronts = np.concatenate((known, new[order]))
-        return self._fronts.ranks[np.argsort(self._in_fronts)]
 
     def pruned_scores(self, places: _Places) -> _Floats:
         """Return the two numbers by which Optuna ranks pruned trials; less is better."""
@@ -209,10 +190,14 @@ class ArrayTPESampler(TPESampler):
             return np.argsort(losses[:, 0], kind="stable")[:number]
         if number in (0, len(losses)):
             return np.arange(number)
-        ranks = self._table.ranks(directions)
-        last = np.searchsorted(np.cumsum(np.bincount(ranks)), number)
-        best, tied = np.flatnonzero(ranks < last), np.flatnonzero(ranks == last)
-        return np.concatenate((best, tied[_of_front(losses[tied], number - len(best))]))
+        best = np.empty(0, dtype=np.intp)
+        for front in fronts(losses):
+            left = number - len(best)
+            taken = front if len(front) < left else front[_of_front(losses[front], left)]
+            best = np.concatenate((best, taken))
+            if len(best) == number:
+                break
+        return best
 
     def _get_internal_repr(
         self, trials: Any, search_space: dict[str, BaseDistribution], study: Study

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -29,7 +30,7 @@ from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import address_of, trial_files, trial_store
 from tracking.limits import clean_key
-from tracking.outbox_recorder import limit_log, replace_run
+from tracking.outbox import Outbox
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import AllCheckpointsDamaged
 from trainable.store.metrics_file import read_logged, read_rows
@@ -60,8 +61,28 @@ class RetryRequest(ExtraTraining):
         return self.fresh
 
     def choose(self, sweep: SweepTrials) -> list[int]:
-        """Return which trials are to be reopened."""
-        return trials_to_retry(sweep, self)
+        """Return which trials are to be reopened; those that are reopened already continue."""
+        paths, spec, trials = sweep.paths, sweep.spec, sweep.trials
+        wanted = sorted(set(self.trials)) or [t.number for t in trials if t.state == "failed"]
+        for number in wanted:
+            if fault := _fault(paths, spec, trials, number, fresh=self.fresh):
+                raise UserError(f"trial {number} is not run again: {fault}")
+        chosen = [number for number in wanted if trials[number].state == "failed"]
+        if not chosen and not any(_is_reopened(trial) for trial in trials):
+            see = paths.command("trials")
+            raise UserError(
+                f"sweep '{paths.name}' has no failed trial; retry takes failed trials; its "
+                f"trials: {see}"
+            )
+        opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
+        stop = active_stop_criterion(spec, opened, sweep.seconds) if chosen else None
+        if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
+            more = [word for change in stop.continue_overrides for word in ("-s", change)]
+            raise UserError(
+                f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run "
+                f"again at once; change it with: {paths.command('retry', *more)}"
+            )
+        return chosen
 
     def plan(
         self, sweep: SweepTrials, chosen: Sequence[int], origins: tuple[Origin, Origin]
@@ -122,31 +143,6 @@ class Retry:
         )
 
 
-def trials_to_retry(sweep: SweepTrials, request: RetryRequest) -> list[int]:
-    """Return which trials are to be reopened; those that are reopened already just continue."""
-    paths, spec, trials = sweep.paths, sweep.spec, sweep.trials
-    wanted = sorted(set(request.trials)) or [t.number for t in trials if t.state == "failed"]
-    for number in wanted:
-        if fault := _fault(paths, spec, trials, number, fresh=request.fresh):
-            raise UserError(f"trial {number} is not run again: {fault}")
-    chosen = [number for number in wanted if trials[number].state == "failed"]
-    if not chosen and not any(_is_reopened(trial) for trial in trials):
-        see = paths.command("trials")
-        raise UserError(
-            f"sweep '{paths.name}' has no failed trial; retry takes failed trials; its trials: "
-            f"{see}"
-        )
-    opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
-    stop = active_stop_criterion(spec, opened, sweep.seconds) if chosen else None
-    if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
-        more = [word for change in stop.continue_overrides for word in ("-s", change)]
-        raise UserError(
-            f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run again at "
-            f"once; change it with: {paths.command('retry', *more)}"
-        )
-    return chosen
-
-
 def plan_retry(
     paths: SweepPaths,
     spec: SweepSpec,
@@ -193,10 +189,11 @@ def complete_retries(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> None
     for trial in ledger.trials():
         if trial.reopened is None or trial.finished:
             continue
-        if trial.reopened.replaces_run:
-            replace_run(paths.outbox, trial.number)
-        else:
-            limit_log(paths.outbox, trial.number, trial.step)
+        with closing(Outbox(paths.outbox)) as outbox:
+            if trial.reopened.replaces_run:
+                outbox.replace_run(trial.number)
+            else:
+                outbox.limit_log(trial.number, trial.step)
         if trial.reopened.fresh:
             _remove_files(paths, spec, trial.number)
         else:

@@ -53,9 +53,18 @@ def active_stop_criterion(
     if found is None or len(trials) < spec.num_trials:
         return found
     # All trials were started, and a stopped trial does not resume.
-    most = spec.max_trials(2 * len(trials))
-    more = (*found.continue_overrides, f"trials={most}") if most > len(trials) else ()
-    return replace(found, continue_overrides=more)
+    more = more_trials(spec, len(trials), None)
+    return replace(found, continue_overrides=more and (*found.continue_overrides, *more))
+
+
+def more_trials(
+    spec: SweepSpec, num_trials: int, stop: StopCriterionMet | None
+) -> tuple[str, ...]:
+    """Return the overrides of a resume that runs more trials than those of the search so far."""
+    if stop is not None:
+        return stop.continue_overrides
+    most = spec.max_trials(2 * num_trials)
+    return (f"trials={most}",) if most > num_trials else ()
 
 
 def _watches(spec: SweepSpec) -> bool:

@@ -24,8 +24,8 @@ from sweeps.stores import find_tracker
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks, MetricRow
 from tracking.outbox import SWEEP
-from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
+from tracking.recorder import clean_tags
 from tracking.tracker import Curve, RunData, StoredRun, StoreReader, choose_runs
 from tracking.trial_log import thin_rows
 from trainable.store.metrics_file import read_rows
@@ -253,7 +253,7 @@ def _compare(
     # An empty tag means the same as a missing one. A description may have been edited since.
     wrong = [
         key
-        for key, value in stored_tags(expected.tags).items()
+        for key, value in clean_tags(expected.tags).items()
         if (found := held.tags.get(key, "")) != value and not (found and key == DESCRIPTION)
     ]
     lacking = [

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from redaction.secrets import redact_clipped, redact_value
 from sweeps.formatting import joined
@@ -20,6 +20,9 @@ from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.spec.spec import SweepSpec
 from tracking.recorder import Status
+
+if TYPE_CHECKING:  # it imports optuna, which takes half a second
+    from sweeps.ledger.ledger import Ledger
 
 Event = Literal["new_best", "trial_failed", "finished", "stopped", "failed"]
 _LONGEST_REASON = 1000
@@ -40,18 +43,6 @@ _EVENTS: dict[Status, Event] = {
 """The event for each status of the sweep's own run."""
 
 
-class Trials(Protocol):
-    """The part of a ledger that notifications read."""
-
-    def trial(self, number: int) -> TrialRecord:
-        """Return one trial."""
-        ...
-
-    def trials(self) -> list[TrialRecord]:
-        """Return all trials."""
-        ...
-
-
 class Notifier:
     """Queues the events of a sweep."""
 
@@ -61,13 +52,13 @@ class Notifier:
         spec: SweepSpec,
         sweep_id: str,
         attempt: int,
-        trials: Trials,
+        ledger: Ledger,
         queue: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         self._paths, self._spec, self._sweep_id = paths, spec, sweep_id
-        self._attempt, self._trials, self._queue = attempt, trials, queue
+        self._attempt, self._ledger, self._queue = attempt, ledger, queue
         self._minimizes = [mode == "min" for mode in spec.modes]
-        self._front = front(trials.trials(), self._minimizes)
+        self._front = front(ledger.trials(), self._minimizes)
 
     def ended(self, trial: int | None, status: Status, tags: Mapping[str, str]) -> None:
         """Notify of the end of a trial, or of the sweep (None), as its run receives it."""
@@ -78,7 +69,7 @@ class Notifier:
 
     def trial_ended(self, number: int) -> None:
         """Notify that a trial failed, or that it is the best so far; else do nothing."""
-        trial = self._trials.trial(number)
+        trial = self._ledger.trial(number)
         if trial.state == "failed":
             failures = len(trial.failed_attempts)  # a trial that runs again may fail again
             at = f"{number}" + f"-{failures}" * bool(failures)
@@ -86,7 +77,7 @@ class Notifier:
             return
         if self._spec.repeats.seeds > 1:  # the configuration has ended, or still has no result
             number = trial.search_number
-            trial = self._trials.trials()[number]
+            trial = self._ledger.trials()[number]
         # Of all trials, only those of the last front can be in the next one.
         before = [one for one in self._front if one.number != number]
         self._front = front([*before, trial], self._minimizes)
@@ -96,7 +87,7 @@ class Notifier:
         ]:
             return
         # One that still trains may be better.
-        unended = [one for one in self._trials.trials() if not one.finished]
+        unended = [one for one in self._ledger.trials() if not one.finished]
         if number not in [t.number for t in front_so_far([*unended, trial], self._minimizes)]:
             return
         value = ",".join(map(repr, trial.values))
@@ -105,7 +96,7 @@ class Notifier:
 
     def sweep_ended(self, status: Status, reason: str | None) -> None:
         """Notify that the sweep finished, stopped or failed."""
-        trials, spec = self._trials.trials(), self._spec
+        trials, spec = self._ledger.trials(), self._spec
         ended = sum(trial.finished for trial in trials)
         count = count_trials(spec.num_trials, trials, spec.repeats.seeds)
         event = _EVENTS[status]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sweeps.ledger.attributes import ACCUMULATION, ORIGIN_COLUMNS, Role
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER, kind_of
@@ -21,10 +21,14 @@ from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stores import find_tracker, tracker_at
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.outbox_recorder import BeforeRecords, open_recorder
-from tracking.recorder import TAG_REPEATS, Recorder, Status
-from tracking.tracker import OpenTracker, TrackedSweep
+from tracking.outbox import TAG_REPEATS
+from tracking.recorder import BeforeRecords, Recorder, Status, process_with
+from tracking.tracker import TrackedSweep
 from trainable.store.metrics_file import Row
+
+if TYPE_CHECKING:  # the first imports optuna, which takes half a second
+    from sweeps.ledger.ledger import Ledger
+    from sweeps.ledger.reader import LedgerReader
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
@@ -217,30 +221,19 @@ def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
         recorder.log(first.number, [Row(first.step, first.ended_ms or 0, metrics)])
 
 
-class SweepAttempts(Protocol):
-    """The part of a ledger that identifies a sweep and its drivers."""
-
-    @property
-    def sweep_id(self) -> str:
-        """The sweep's id."""
-
-    @property
-    def attempts(self) -> Sequence[Mapping[str, str]]:
-        """The provenance of each driver."""
-
-
-def open_tracker(
+def open_recorder(
     paths: SweepPaths,
     spec: SweepSpec,
-    ledger: SweepAttempts,
+    ledger: Ledger | LedgerReader,
     *,
     tags: Mapping[str, str] | None,
     environment: Mapping[str, str] | None = None,
     before: BeforeRecords | None = None,
-) -> OpenTracker:
+) -> Recorder:
     """Open the recorder of a sweep and its delivery.
 
     The sweep's run is opened with `tags`, besides those of its attempts; None: it is not opened.
+    `environment` is that of the process that delivers; None: records are only queued.
     """
     offline = environment is None
     tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
@@ -254,10 +247,11 @@ def open_tracker(
         inherited=attempts[-1] if attempts else {},
         experiment_tags=leaders_views(spec, ledger.sweep_id),
     )
-    return open_recorder(
-        tracker,
+    return Recorder(
+        tracker.uri,
+        tracker.artifact_root,
         sweep,
         announce=tags is not None,
-        environment=environment,
+        deliver=None if environment is None else process_with(environment),
         before=before,
     )

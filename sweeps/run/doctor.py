@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import pwd
 import shutil
 import socket
-import sqlite3
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import LedgerError, UserError
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.sqlite import database_damage
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import SweepSpec
@@ -39,9 +39,9 @@ from tracking.address import is_database, sqlite_file
 from tracking.tracker import TrackingUnusable
 from tracking.trusted_stores import StoreUntrusted
 from trainable.errors import StorageError
+from trainable.store.regular_files import probe_directory
 
 _GIB = 1024**3
-_PYTHON = (3, 11)
 _PACKAGES = (
     "torch",
     "torchvision",
@@ -90,7 +90,7 @@ def diagnose(root: Path) -> list[Finding]:
 def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
     """Check everything that a sweep depends on."""
     return [
-        _python(),
+        Finding("ok", "Python", platform.python_version()),
         *_packages(),
         *_machine(Machine.probe()),
         *_storage(root),
@@ -150,7 +150,7 @@ def check_stores(root: Path) -> list[Finding]:
     found = []
     for paths, spec in _specs(root):
         for file in (paths.ledger, paths.outbox / "outbox.db"):
-            if (damage := _damage(file)) is not None:
+            if (damage := database_damage(file)) is not None:
                 remedy = "restore it from a backup"
                 if file != paths.ledger:
                     remedy = f"recreate it with: {paths.command('sync', '--verify')}"
@@ -167,22 +167,6 @@ def check_stores(root: Path) -> list[Finding]:
                 remedy = f"send them again with: {paths.command('sync', '--verify')}"
                 found.append(Finding("warn", paths.name, detail, remedy))
     return found
-
-
-def _damage(file: Path) -> str | None:
-    """Return why an SQLite file cannot be read; None if it can, or does not exist."""
-    if not file.exists():
-        return None
-    try:
-        with contextlib.closing(
-            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT)
-        ) as db:
-            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.OperationalError:  # locked or unreadable: `check_sweeps` reports it
-        return None
-    except sqlite3.DatabaseError as error:
-        return str(error)
-    return None if verdict == "ok" else " ".join(verdict.split())
 
 
 def check_object_stores(root: Path) -> list[Finding]:
@@ -207,19 +191,6 @@ def _specs(root: Path) -> Iterator[tuple[SweepPaths, SweepSpec]]:
         # `check_sweeps` reports specs that cannot be read.
         with contextlib.suppress(ValueError, OSError):
             yield paths, read_spec(paths.spec).spec
-
-
-def _python() -> Finding:
-    found = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < _PYTHON:
-        needed = ".".join(map(str, _PYTHON))
-        return Finding(
-            "fail",
-            "Python",
-            f"{found}; {needed} is the oldest supported",
-            f"use Python {needed} or newer",
-        )
-    return Finding("ok", "Python", found)
 
 
 def _packages() -> Iterator[Finding]:
@@ -270,10 +241,12 @@ def _storage(root: Path) -> Iterator[Finding]:
     home = root
     while not home.exists() and home != home.parent:
         home = home.parent
-    fault = probe_writable(home)
-    remedy = "choose another directory with --root, or correct its permissions"
-    if fault:
-        yield Finding("fail", "storage", f"{home}: {fault}", remedy)
+    try:
+        probe_directory(home)
+    except OSError as error:
+        remedy = "choose another directory with --root, or correct its permissions"
+        detail = f"{home}: cannot write files there ({error.strerror})"
+        yield Finding("fail", "storage", detail, remedy)
         return
     yield Finding(
         "ok",
@@ -306,37 +279,6 @@ def _locks(directory: Path) -> Finding:
         more = "run each sweep from this host only; or "
         return Finding("warn", "locks", detail, more + remedy)
     return Finding("ok", "locks", f"{directory} supports file locks")
-
-
-def probe_writable(directory: Path) -> str | None:
-    """Write, sync, rename and remove a small file in a directory, as a checkpoint does."""
-    if not directory.is_dir():
-        return "is not a directory"
-    doing, names = "create a file", []
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=".probe-", dir=directory)
-        names.append(name)
-        try:
-            doing = "write"
-            os.write(descriptor, b"probe")
-            doing = "fsync"
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        doing = "rename"
-        os.replace(name, f"{name}.done")
-        names = [f"{name}.done"]
-        doing = "remove"
-        os.remove(names[0])
-        names = []
-    except OSError as error:
-        return f"cannot {doing} ({error.strerror})"
-    finally:
-        for name in names:
-            # Best effort: the fault that failed the probe may prevent its removal, too.
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-    return None
 
 
 def _shared_memory(path: Path) -> Finding:

@@ -73,7 +73,7 @@ def run_sweep(
             _notify_failure(sweep, error)
             raise
         finally:
-            sweep.delivery.close(timeout=0.0)
+            sweep.recorder.close(timeout=0.0)
             if sweep.notifications:
                 sweep.notifications.delivery.close(timeout=0.0)
 
@@ -175,7 +175,7 @@ class _Driver:
                     )
                     abort_reason = loop.run()
             self.display.doing("stopping Ray")
-            sweep.delivery.flush(0.0)  # no trial needs the processor: its process may have it
+            sweep.recorder.flush(0.0)  # no trial needs the processor: its process may have it
         self.lock.check()  # otherwise the stores belong to the workers of another driver
         sweep.close_stores()
         return abort_reason

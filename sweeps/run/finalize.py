@@ -32,7 +32,7 @@ from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failur
 from sweeps.view.sweep_progress import MAX_DELIVERY_SECONDS
 from sweeps.view.sweep_view import NoBest
 from tracking.notifications import Undelivered
-from tracking.tracker import BackgroundDelivery
+from tracking.recorder import Recorder
 from trainable.errors import StorageError
 
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
@@ -94,7 +94,7 @@ def finalize_attempt(
         stopped = {"stopped_by": stop.key} if stop else {}
         recorder.finish(None, "FINISHED", stopped | description)
     _record_series(sweep)
-    pending = _deliver(sweep.delivery, interruption, say)
+    pending = _deliver(sweep.recorder, interruption, say)
     undelivered = _deliver_notifications(sweep, interruption)
     code = interruption.exit_code or (NO_SUCCESS if failure else 0)
     if not interruption.requested and not left and published.pending_weights is None:
@@ -143,15 +143,13 @@ def _failure(
     return None if best else find_failure(trials)
 
 
-def _deliver(
-    delivery: BackgroundDelivery, interruption: Interruption, say: Callable[[str], None]
-) -> int:
+def _deliver(recorder: Recorder, interruption: Interruption, say: Callable[[str], None]) -> int:
     """Wait until the tracking server has all records, or the time limit is reached."""
     say("delivering to the tracking store")
     started = time.monotonic()
     deadline = started + MAX_DELIVERY_SECONDS
     while (left := deadline - time.monotonic()) > 0 and (
-        waiting := delivery.flush(min(left, 0.2))
+        waiting := recorder.flush(min(left, 0.2))
     ):
         say(f"delivering {waiting} records to the tracking store")
         now = time.monotonic()
@@ -160,11 +158,11 @@ def _deliver(
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
         # `seconds_unresponsive` is infinite if this process delivers to no server.
-        waited = now - started if delivery.seconds_unresponsive < math.inf else math.inf
-        if min(delivery.seconds_unresponsive, waited) > _SILENCE_SECONDS:
+        waited = now - started if recorder.seconds_unresponsive < math.inf else math.inf
+        if min(recorder.seconds_unresponsive, waited) > _SILENCE_SECONDS:
             deadline = now  # the server is unavailable
     left = deadline - time.monotonic()
-    return delivery.close(timeout=max(left, 0.0))
+    return recorder.close(timeout=max(left, 0.0))
 
 
 def _deliver_notifications(sweep: SweepSession, interruption: Interruption) -> Undelivered | None:

@@ -27,9 +27,10 @@ from sweeps.reconcile.finishing import check_free, check_unfinished, make_direct
 from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply, close_stores, follow_logs
 from sweeps.reconcile.retrying import complete_retries
+from sweeps.reconcile.stop_criteria import more_trials
 from sweeps.reconcile.store_check import Missing, lost_runs
 from sweeps.recording.notifications import Notifier
-from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_tracker
+from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_recorder
 from sweeps.run.prepared import PreparedSweep
 from sweeps.spec.resume_checks import check_origin, check_search_changes, workers_tag
 from sweeps.spec.revisions import changes, describe_changes, read_revisions, read_spec, write_spec
@@ -47,10 +48,9 @@ from sweeps.stores import (
     trial_store,
 )
 from tracking.notifications import NotificationDelivery
-from tracking.outbox_recorder import BeforeRecords, reset_trials, set_target
 from tracking.provenance import provenance
-from tracking.recorder import Recorder
-from tracking.tracker import BackgroundDelivery, StoreUnreadable
+from tracking.recorder import BeforeRecords, Recorder, reset_trials, set_target
+from tracking.tracker import StoreUnreadable
 from trainable.store.metrics_file import FILE_NAME
 from trainable.user_code.fingerprint import BUILT
 
@@ -74,8 +74,6 @@ class SweepSession:
     ledger: Ledger
     recorder: Recorder
     """Raises an error instead of recording after the driver has lost the lock."""
-    delivery: BackgroundDelivery
-    """Delivers what `recorder` records to the tracking server."""
     fence: Callable[[], None]
     """Raises an error once the driver has lost the lock; called before each write."""
     lost_runs: str | None = None
@@ -112,11 +110,7 @@ class SweepSession:
         known = self.trials()
         if known.num_left or not changed & _OF_TRIALS:
             return None
-        stop, num_trials = known.stop, len(of_search(known.trials))
-        most = self.spec.max_trials(2 * num_trials)
-        more = (
-            stop.continue_overrides if stop else (f"trials={most}",) if most > num_trials else ()
-        )
+        more = more_trials(self.spec, len(of_search(known.trials)), known.stop)
         words = [word for change in more for word in ("-s", change)]
         resume = self.paths.command("resume", *words)
         remedy = (
@@ -205,7 +199,7 @@ def open_sweep(
     before = BeforeRecords(fence)
     if notifications is not None:
         before = before._replace(on_finish=notifications.notifier.ended)
-    recorder, delivery = open_tracker(
+    recorder = open_recorder(
         paths,
         spec,
         ledger,
@@ -221,7 +215,6 @@ def open_sweep(
         spec,
         ledger,
         recorder,
-        delivery,
         fence,
         lost,
         notifications,

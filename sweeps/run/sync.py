@@ -31,7 +31,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import tracking_gaps
 from sweeps.reconcile.repairs import follow_logs, send_to_tracker
 from sweeps.reconcile.store_check import Missing, MissingData
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, curve_tags, open_tracker
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, curve_tags, open_recorder
 from sweeps.run.store_comparison import StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
@@ -45,9 +45,8 @@ from sweeps.stores import (
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import NoBest, SweepView
 from tracking.notifications import Undelivered
-from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import read_outbox
-from tracking.tracker import OpenTracker
+from tracking.recorder import Recorder, reset_trials, set_target, sync
 
 _BATCH_SIZE = 50
 """How many trials' metrics are in memory at a time."""
@@ -152,7 +151,7 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
     ledger = LedgerReader(paths.ledger)
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
-    recorder, delivery = _queue(paths, spec, ledger)
+    recorder = _queue(paths, spec, ledger)
     for first in range(0, len(records), _BATCH_SIZE):
         batch = list(records.values())[first : first + _BATCH_SIZE]
         state = read_sweep_state(paths, spec, batch, live=False)
@@ -161,7 +160,7 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
             send_to_tracker(gap, paths, spec, records[gap.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
-    delivery.close(0.0)
+    recorder.close(0.0)
 
 
 class Drawing(NamedTuple):
@@ -195,8 +194,8 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     The caller holds the sweep's lock.
     """
     ledger = LedgerReader(paths.ledger)
-    recorder, delivery = _queue(paths, spec, ledger)
-    all_again = delivery.needs_figures
+    recorder = _queue(paths, spec, ledger)
+    all_again = recorder.needs_figures
     # Before the figures: after a crash here, figures are missing, and the report is drawn again.
     if drawing.report is not None:
         drawing.report.replace(paths.report)
@@ -210,10 +209,10 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
         for file in figure_files(paths, best.number):
             recorder.artifact(None, file, f"figures/{file.name}")
     if all_again:
-        delivery.figures_sent()
+        recorder.figures_sent()
     if drawing.no_report is not None:
         recorder.tag(None, {"report": f"missing: {drawing.no_report}"})
-    delivery.close(0.0)
+    recorder.close(0.0)
     return num_drawn
 
 
@@ -230,7 +229,7 @@ class _Resender(StoreComparison):
             self._send_sweep_run(own)
         queue_interruptions(self._paths, self._spec)
         more = self._front_tags()
-        recorder, delivery = _queue(self._paths, self._spec, self._ledger)
+        recorder = _queue(self._paths, self._spec, self._ledger)
         for number, one in by_trial.items():
             assert number is not None, "the sweep's own run is handled above"
             recorder.tag(number, more.get(number, {}))
@@ -241,19 +240,17 @@ class _Resender(StoreComparison):
             if files and one.is_gone:
                 recorder.tag(number, {"figures": "drawn"})
         if any(again.values()):
-            delivery.figures_sent()  # above, of each run that is gone
-        delivery.close(0.0)
+            recorder.figures_sent()  # above, of each run that is gone
+        recorder.close(0.0)
 
     def _send_sweep_run(self, missing: MissingData) -> None:
-        recorder, delivery = _queue(
-            self._paths, self._spec, self._ledger, announce=missing.is_of_the_run
-        )
+        recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
         if missing.is_of_the_run:
             recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
         with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=SCRATCH) as made:
             for file, name in self._publish(Path(made), missing):
                 recorder.artifact(None, file, name)
-        delivery.close(0.0)
+        recorder.close(0.0)
 
     def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
         """Yield the missing artifacts of the sweep's own run, with their names in the store."""
@@ -287,9 +284,9 @@ class _Resender(StoreComparison):
 
 def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
-) -> OpenTracker:
+) -> Recorder:
     """Return a recorder that writes to the outbox and contacts no server."""
     tags = None
     if announce:
         tags = curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
-    return open_tracker(paths, spec, ledger, tags=tags)
+    return open_recorder(paths, spec, ledger, tags=tags)

@@ -50,6 +50,14 @@ def enter_code_directory(view: SweepView, say: Callable[[str], object] = lambda 
     return here
 
 
+def changed_code(view: SweepView) -> list[str]:
+    """Return the files of the task that have changed since the sweep ran."""
+    from trainable.user_code.fingerprint import changed_files  # once the task is imported
+
+    then = view.ledger.code
+    return changed_files(view.spec.task.name, then) if then else []
+
+
 def _check_recorded(view: SweepView, directory: Path) -> None:
     """Check that this user's own driver recorded a directory, to which only the user can write."""
     paths, run_from = view.paths, view.ledger.run_from

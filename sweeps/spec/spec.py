@@ -85,7 +85,6 @@ from trainable.seeding import derive_seed
 
 __all__ = [
     "SweepSpec",
-    "load_spec",
     "load_with_positions",
     "parse_spec",
     "parse_with_positions",
@@ -354,7 +353,7 @@ class SweepSpec(Section):
         return search_space(self.space, self.search, self.train, self.task, self.resources)
 
     def to_yaml(self) -> str:
-        """Return the spec with all defaults as YAML; `load_spec` reads an equal spec from it.
+        """Return the spec with all defaults as YAML; `parse_spec` reads an equal spec from it.
 
         If the optimizer is searched, defaults that depend on it are left out: each trial has its
         own.
@@ -439,20 +438,6 @@ def _write_block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield from _write_block(value, f"{indent}  ")
         else:
             yield f"{indent}{name}: {write_flow(value)}\n"
-
-
-def load_spec(
-    path: Path,
-    overrides: Sequence[str] = (),
-    *,
-    name: str | None = None,
-    tracking_uri: str | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> SweepSpec:
-    """Read and check a spec file. See `load_with_positions`."""
-    return load_with_positions(
-        path, overrides, name=name, tracking_uri=tracking_uri, environ=environ
-    )[0]
 
 
 def parse_spec(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 from ruamel.yaml.events import AliasEvent, DocumentStartEvent
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.util import load_yaml_guess_indent
 
 from redaction.secrets import HIDDEN, is_secret
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
 from sweeps.formatting import cut, quoted
-from sweeps.spec import yaml_reader
 from sweeps.spec.document import AFTER_THE_FILE, Document, SourcePosition
 from sweeps.spec.error_messages import key_path
 from sweeps.spec.yaml_scalars import LEADING_ZERO, NULL, resolve
@@ -423,37 +424,21 @@ def _too_much(where: str, *, deep: bool) -> SpecError:
     )
 
 
-_SCALAR = re.compile(r"""(?:"(?:\\.|[^"\\\n])*"|'(?:''|[^'\n])*'|[^\s,#\[\]{}"'&*][^\n,#\]}]*)""")
-
-
-def with_values(text: str, label: str, changes: Iterable[Sequence[str]]) -> str | None:
-    """Return the text with other values; None where one is no simple change."""
+def with_values(text: str, changes: Iterable[Sequence[str]]) -> str | None:
+    """Return the text with other values, and its comments; None if a change fits no mapping."""
+    yaml = YAML()
+    yaml.width, yaml.preserve_quotes = MAX_CHARACTERS, True
+    data, indent, offset = load_yaml_guess_indent(text, yaml=yaml)
+    if offset is not None:
+        yaml.indent(sequence=indent, offset=offset)
     for key, value in changes:
-        edited = _with_value(text, label, key, value)
-        if edited is None:
-            return None
-        text = edited
-    return text
-
-
-def _with_value(text: str, label: str, key: str, value: str) -> str | None:
-    try:
-        document = yaml_reader.parse(text, label, {})
-    except SpecError:  # such as a variable that is not set here
-        return None
-    path = key_path(key)
-    if path not in document.positions:
-        if len(path) > 1 or text.lstrip().startswith("{"):
-            return None
-        return f"{text if text.endswith(chr(10)) else text + chr(10)}{key}: {value}\n"
-    line, column = document.positions[path].order
-    lines = text.splitlines(keepends=True)
-    if line > len(lines):
-        return None
-    before, rest = lines[line - 1][: column - 1], lines[line - 1][column - 1 :]
-    found = _SCALAR.match(rest)
-    if found is None:  # a list or a mapping
-        return None
-    old = found.group().rstrip()
-    lines[line - 1] = before + value + rest[len(old) :]
-    return "".join(lines)
+        *above, last = key_path(key)
+        inner = data
+        for part in above:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                return None
+        inner[last] = yaml.load(value)
+    written = StringIO()
+    yaml.dump(data, written)
+    return written.getvalue()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from itertools import compress
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -19,14 +20,11 @@ from sweeps.stopping.metric_values import (
     Minimize,
     Value,
     first_value,
-    front_volumes,
     is_finite,
     losses,
+    own_volumes,
 )
 from sweeps.stopping.rule import PausingRule, StoppingRule, TrialStopper
-
-if TYPE_CHECKING:
-    from sweeps.statistics.fronts import Fronts
 
 
 class GeometricRungs(StoppingRule):
@@ -195,8 +193,8 @@ class FrontStopper(_RungStopper):
         self._minimize = minimize
         self.name_of: Callable[[int], int] = int
         """Returns the number by which a reason names a trial."""
-        self._seen: dict[tuple[int, int], tuple[Fronts, list[int]]] = {}
-        """By bracket and rung, the trials there and their numbers."""
+        self._seen: dict[tuple[int, int], dict[int, tuple[float, ...]]] = {}
+        """By bracket and rung, the losses of the trials there, by number."""
 
     def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues."""
@@ -205,16 +203,24 @@ class FrontStopper(_RungStopper):
         if not is_finite(value):
             return "not all finite numbers"
         self._last_rung[number] = at[1]
-        fronts, numbers = self._at(at)
-        mine = losses(value, self._minimize)
-        index = fronts.add(mine)
-        numbers.append(number)
-        num_seen, front = len(numbers), fronts.points[fronts.front(index)]
+        import numpy as np  # only where it is needed
+
+        from sweeps.statistics.fronts import fronts
+
+        seen = self._seen.setdefault(at, {})
+        seen[number] = losses(value, self._minimize)
+        points, num_seen = np.array([*seen.values()]), len(seen)
+        mine = points[-1]
         most = max(1, -(-(num_seen - 1) // self._reduction))
-        better = int((fronts.ranks < index).sum())
+        better = 0
+        for members in fronts(points):
+            front = points[members]
+            if members[-1] == num_seen - 1:
+                break
+            better += len(front)
         by_volume = better < most < better + len(front)
         if by_volume:
-            volumes = front_volumes(fronts, index)
+            volumes = own_volumes(front, points.max(axis=0))
             better += sum(one > volumes[-1] for one in volumes)  # the last is this trial
         equal = better < most
         num_equal = int((front == mine).all(axis=1).sum())  # itself included
@@ -230,12 +236,8 @@ class FrontStopper(_RungStopper):
         if by_volume:
             count = f"of the {len(front)} trials of its non-dominated front"
             return f"{needed}: {count}, others add more hypervolume"
-        return f"{needed}: {self._why(numbers[one] for one in fronts.dominating(mine))}"
-
-    def _at(self, at: tuple[int, int]) -> tuple[Fronts, list[int]]:
-        from sweeps.statistics.fronts import Fronts  # NumPy is imported only where it is needed
-
-        return self._seen.setdefault(at, (Fronts(len(self._minimize)), []))
+        dominates = (points <= mine).all(axis=1) & (points != mine).any(axis=1)
+        return f"{needed}: {self._why(compress(seen, dominates))}"
 
     def _why(self, numbers: Iterable[int]) -> str:
         """Return which trials dominate one."""

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sweeps.statistics.fronts import Fronts
-
 Value = float | tuple[float, ...]
 """What a report brings: the metric, or with several metrics the value of each."""
 Minimize = bool | tuple[bool, ...]
@@ -55,11 +53,6 @@ _CELLS = 2**17
 """The cells of the grid on which volumes are measured; one call takes a few milliseconds."""
 _MOST_METRICS = 16
 """With more metrics, a grid of so few cells has fewer than two levels of each."""
-
-
-def front_volumes(fronts: Fronts, index: int) -> list[float]:
-    """Return the volume that each trial of a front alone dominates; see `own_volumes`."""
-    return own_volumes(fronts.points[fronts.front(index)], fronts.points.max(axis=0))
 
 
 def own_volumes(front: npt.ArrayLike, worst: npt.ArrayLike) -> list[float]:
@@ -108,18 +101,17 @@ def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int,
     finite = {n: losses(one, minimize) for n, one in values.items() if is_finite(one)}
     if not finite:
         return {}
-    from sweeps.statistics.fronts import Fronts
+    import numpy as np
 
-    fronts = Fronts(len(minimize))
-    numbers = sorted(finite, key=lambda n: (finite[n], n))  # no trial pushes an earlier one
-    for number in numbers:
-        fronts.add(finite[number])
+    from sweeps.statistics.fronts import fronts
+
+    numbers, points = [*finite], np.array([*finite.values()])
     found: dict[int, int] = {}
-    for index in range(fronts.ranks.max() + 1):
-        before, volumes = len(found), front_volumes(fronts, index)
+    for front in fronts(points):
+        before, volumes = len(found), own_volumes(points[front], points.max(axis=0))
         ranked = sorted(volumes, reverse=True)
-        for place, one in zip(fronts.front(index), volumes, strict=True):
-            found[numbers[place]] = before + 1 + ranked.index(one)
+        for at, one in zip(front, volumes, strict=True):
+            found[numbers[at]] = before + 1 + ranked.index(one)
     return found
 
 

@@ -38,7 +38,7 @@ from trainable.store.metrics_file import Row
 if TYPE_CHECKING:  # slow to import; who reads a sweep needs none of it
     from sweeps.ledger.ledger import Ledger
     from sweeps.run.prepared import RunDisplay, RunOptions
-    from sweeps.statistics.race import Contender, Interval, Race
+    from sweeps.statistics.race import Interval, Race
     from sweeps.view.outcome import SweepOutcome
 
 _ROLE: Role = "confirm"
@@ -261,7 +261,20 @@ class ConfirmRequest:
 
     def result(self, spec: SweepSpec, trials: Sequence[TrialSummary]) -> SeriesResult:
         """Return what it says, for reports."""
-        return as_series_result(self, spec, trials)
+        found = summarize(self, spec, trials)
+        best = [found.first.number] if found.first is not None else []
+        return SeriesResult(
+            kind="confirmed",
+            title="Confirmation",
+            about="The leaders were trained again by sweep confirm, under seeds that they share. "
+            "P(best) is the probability that a leader's mean over all seeds is the best of the "
+            "leaders.",
+            sentences=found.sentences(),
+            columns=list(found.leaders[0].cells()),
+            rows=[list(one.cells().values()) for one in found.leaders],
+            best=best and ([one.number for one in found.tied] or best),
+            compared=self.follow(trials).compared,
+        )
 
     def follow(self, trials: Iterable[TrialSummary]) -> Confirmation:
         """Return how far it is."""
@@ -453,10 +466,9 @@ def find_leaders(
             "configuration from its first step; search without a population, starting from its "
             f"best values: {paths.command('best')}"
         )
-    # A pruned trial and the one that finishes it have the same parameters.
     found: dict[str, int] = {}
     for trial in ranking(trials, minimize=spec.modes[0] == "min"):
-        found.setdefault(json.dumps(trial.params, sort_keys=True), trial.number)
+        found.setdefault(_point(trial), trial.number)
     if len(found) < LEAST_TOP:
         have = f"{len(found) or 'no'} configuration{'s' * (not found)} with a result"
         remedy = paths.command("trials")
@@ -469,6 +481,11 @@ def find_leaders(
             f"from {LEAST_TOP} to {len(found)}"
         )
     return list(found.values())[: top or DEFAULT_TOP]
+
+
+def _point(trial: TrialSummary) -> str:
+    """Return a text of the parameters: those of a pruned trial and of its finish are the same."""
+    return json.dumps(trial.params, sort_keys=True)
 
 
 def training_digest(spec: SweepSpec) -> str:
@@ -792,32 +809,11 @@ def _cheaper(leaders: Sequence[ConfirmedTrial]) -> int | None:
 def _newer(request: ConfirmRequest, trials: Sequence[TrialSummary]) -> TrialSummary | None:
     """Return the best trial, if it is better in the search than every leader was."""
     ranked = ranking(trials, minimize=request.minimize)
-    leaders = [json.dumps(trials[number].params, sort_keys=True) for number in request.leaders]
-    if not ranked or json.dumps(ranked[0].params, sort_keys=True) in leaders:
+    if not ranked or _point(ranked[0]) in [_point(trials[one]) for one in request.leaders]:
         return None
     values = [value for number in request.leaders if (value := trials[number].value) is not None]
     best, sign = ranked[0], 1 if request.minimize else -1
     return best if all(sign * (best.value or 0.0) < sign * value for value in values) else None
-
-
-def as_series_result(
-    request: ConfirmRequest, spec: SweepSpec, trials: Sequence[TrialSummary]
-) -> SeriesResult:
-    """Return what a confirmation says, for reports."""
-    found = summarize(request, spec, trials)
-    best = [found.first.number] if found.first is not None else []
-    return SeriesResult(
-        kind="confirmed",
-        title="Confirmation",
-        about="The leaders were trained again by sweep confirm, under seeds that they share. "
-        "P(best) is the probability that a leader's mean over all seeds is the best of the "
-        "leaders.",
-        sentences=found.sentences(),
-        columns=list(found.leaders[0].cells()),
-        rows=[list(one.cells().values()) for one in found.leaders],
-        best=best and ([one.number for one in found.tied] or best),
-        compared=request.follow(trials).compared,
-    )
 
 
 def format_chance(chance: float | None) -> str:
@@ -848,8 +844,8 @@ def _leader(
     found: Confirmation, result: Race | None, trials: Sequence[TrialSummary], number: int
 ) -> ConfirmedTrial:
     record, runs = trials[number], found.trials.get(number, ())
-    is_known = result is not None and any(one.number == number for one in result.contenders)
-    said: Contender | None = result[number] if result is not None and is_known else None
+    known = () if result is None else result.contenders
+    said = next((one for one in known if one.number == number), None)
     seconds = [s for run in runs if (s := trials[run].seconds) is not None]
     mean = _ends(said.interval if said else None)
     optimism = _ends(said.optimism_interval if said else None)
@@ -869,7 +865,7 @@ def _leader(
         optimism_low=optimism[0],
         optimism_high=optimism[1],
         seconds=fmean(seconds) if seconds else None,
-        why=found.failed.get(number) or _dropped(found, number),
+        why=found.failed.get(number) or _why_dropped(found.dropped.get(number)),
     )
 
 
@@ -883,10 +879,8 @@ def _standing(found: Confirmation, result: Race | None, number: int) -> Standing
     return "tied" if result is not None and number in result.tied else "behind"
 
 
-def _dropped(found: Confirmation, number: int) -> str | None:
-    if number not in found.dropped:
-        return None
-    return f"it could not win any more after {_count(found.dropped[number], 'seed')}"
+def _why_dropped(seeds: int | None) -> str | None:
+    return None if seeds is None else f"it could not win any more after {_count(seeds, 'seed')}"
 
 
 def _ends(interval: Interval | None) -> tuple[float | None, float | None]:

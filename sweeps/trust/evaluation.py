@@ -16,12 +16,11 @@ from typing import Any
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
-from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.run.sync import queue_interruptions
-from sweeps.run.task_code import as_a_trial, enter_code_directory
+from sweeps.run.task_code import as_a_trial, changed_code, enter_code_directory
 from sweeps.spec.trial_run import num_threads, with_accumulation
 from sweeps.stores import (
     best_generation,
@@ -33,8 +32,8 @@ from sweeps.stores import (
 )
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import NoBest, SweepView
-from tracking.outbox_recorder import set_target, sync
 from tracking.outbox_status import read_outbox
+from tracking.recorder import set_target, sync
 from tracking.tracker import StoreUnreadable, TrackingUnusable
 from trainable.config import TrialConfig
 from trainable.store.manifest import Generation
@@ -126,7 +125,13 @@ def evaluate_trial(
                 raise NoBest(generation)
             doing("evaluating on the test data")
             found = _evaluate(view, record, generation, accept_changes=accept_changes)
-            changed = list(_changed_code(view))
+            # Refuses nothing: adding test data changes a file, and model and samples were
+            # compared already.
+            if files := changed_code(view):
+                changed.append(
+                    f"the task's code has changed since the sweep ran: {', '.join(files)}; the "
+                    "test value is that of the present code"
+                )
             lock.check()
             step = max([found.step, *(one.step + 1 for one in before)])
             append_tested(directory, found._replace(step=step))
@@ -164,21 +169,6 @@ def _evaluate(
             built=None if accept_changes else view.paths.trial(record.number),
             device="cpu" if spec.resources.gpu == 0 else None,
             threads=num_threads(spec.resources.cpu),
-        )
-
-
-def _changed_code(view: SweepView) -> Iterator[str]:
-    """Yield which files of the task have changed since the sweep ran.
-
-    Refuses nothing: adding test data changes one, and model and samples were compared already.
-    """
-    from trainable.user_code.fingerprint import changed_files
-
-    then = Ledger.open(view.paths.ledger).origin.code
-    if then and (files := changed_files(view.spec.task.name, then)):
-        yield (
-            f"the task's code has changed since the sweep ran: {', '.join(files)}; the test value "
-            "is that of the present code"
         )
 
 

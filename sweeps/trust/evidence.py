@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
+from sweeps.formatting import format_value
 from sweeps.spec.space import (
     Choice,
     Distribution,
@@ -20,6 +21,7 @@ from sweeps.spec.space import (
     Uniform,
     is_number,
 )
+from sweeps.statistics.proportions import hypergeometric_tail
 from sweeps.view.sweep_view import SweepView
 
 _FEWEST = 5
@@ -35,16 +37,8 @@ Side = Literal["below", "above", "equal"]
 Params = Mapping[int, Mapping[str, Any]]
 
 
-class Leader(Protocol):
-    """One of the best trials."""
-
-    @property
-    def best_params(self) -> Mapping[str, Any]:
-        """The parameters of its value."""
-
-
-class BadRegion(NamedTuple):
-    """A part of the space in which every trial ended badly."""
+class Region(NamedTuple):
+    """A part of the range of one parameter."""
 
     key: str
     side: Side
@@ -52,6 +46,11 @@ class BadRegion(NamedTuple):
     """The first value beyond the region; of a `choice`, the option itself."""
     trials: frozenset[int]
     """The numbers of the trials in the region."""
+
+    def words(self, name: str) -> str:
+        """Return the region in words, with the name of the parameter."""
+        side = "" if self.side == "equal" else f" {self.side}"
+        return f"{name}{side} {format_value(self.value)}"
 
     def contains(self, value: Any) -> bool:
         """Return whether a value of the parameter lies in the region."""
@@ -71,59 +70,66 @@ class NearBound(NamedTuple):
     num_leaders: int
 
 
-def bad_regions(
-    space: Mapping[str, Distribution], params: Params, bad: Set[int]
-) -> list[BadRegion]:
-    """Return the largest bad region of each parameter, the least likely by chance first.
+def bad_regions(space: Mapping[str, Distribution], params: Params, bad: Set[int]) -> list[Region]:
+    """Return the largest region of each parameter in which every trial ended badly.
 
-    Only those that chance would show anywhere in the space in fewer than one of twenty sweeps.
+    The least likely by chance comes first. Only those that chance would show anywhere in the space
+    in fewer than one of twenty sweeps.
     """
     tested = [region for key in space for region in _candidates(key, space[key], params, bad)]
     found = []
     for region in tested:
         having = {number for number in params if region.key in params[number]}
-        chance = _chance(len(having), len(having & bad), len(region.trials))
-        if len(region.trials) >= _FEWEST and chance * len(tested) < _CHANCE:
+        size = len(region.trials)
+        chance = hypergeometric_tail(size, size, len(having & bad), len(having))
+        if size >= _FEWEST and chance * len(tested) < _CHANCE:
             found.append((chance, region))
     return [region for _, region in sorted(found, key=lambda item: item[0])]
 
 
 def _candidates(
     key: str, distribution: Distribution, params: Params, bad: Set[int]
-) -> Iterator[BadRegion]:
-    points = [(number, point[key]) for number, point in params.items() if key in point]
+) -> Iterator[Region]:
+    points = values_of(key, params)
     if isinstance(distribution, Choice):
-        for option in distribution.options:
-            mine = frozenset(n for n, value in points if repr(value) == repr(option))
-            yield BadRegion(key, "equal", option, mine if mine <= bad else frozenset())
+        for one in by_option(key, distribution, points):
+            yield one if one.trials <= bad else one._replace(trials=frozenset())
         return
     good = [value for number, value in points if number not in bad and is_number(value)]
     if not good:
         return
     low, high = min(good), max(good)
-    yield BadRegion(key, "below", low, frozenset(n for n, value in points if value < low))
-    yield BadRegion(key, "above", high, frozenset(n for n, value in points if value > high))
+    yield Region(key, "below", low, frozenset(n for n, value in points if value < low))
+    yield Region(key, "above", high, frozenset(n for n, value in points if value > high))
 
 
-def _chance(count: int, num_bad: int, size: int) -> float:
-    """Return the probability that `size` given trials are all among the bad ones by chance."""
-    if size > num_bad:
-        return 1.0
-    return math.comb(count - size, num_bad - size) / math.comb(count, num_bad)
+def values_of(key: str, params: Params) -> list[tuple[int, Any]]:
+    """Return the trials that have a parameter, each with its value."""
+    return [(number, point[key]) for number, point in params.items() if key in point]
+
+
+def by_option(key: str, choice: Choice, points: Sequence[tuple[int, Any]]) -> Iterator[Region]:
+    """Yield the region of each option of a choice."""
+    for option in choice.options:
+        mine = frozenset(number for number, value in points if repr(value) == repr(option))
+        yield Region(key, "equal", option, mine)
 
 
 def near_bounds(
     space: Mapping[str, Distribution],
     params: Params,
-    leaders: Sequence[Leader],
+    leaders: Sequence[Mapping[str, Any]],
 ) -> list[NearBound]:
-    """Return the parameters of which the best trials are near an end of the searched range."""
+    """Return the parameters of which the best trials are near an end of the searched range.
+
+    `leaders` are the parameters of these trials, the best first.
+    """
     best = leaders[:_LEADERS]
     if len(best) < _LEADERS:
         return []
     found = []
     for key, distribution in space.items():
-        values = [value for one in best if is_number(value := one.best_params.get(key))]
+        values = [value for one in best if is_number(value := one.get(key))]
         known = [at for value in values if (at := place(distribution, value)) is not None]
         if len(known) < len(best):
             continue

@@ -25,8 +25,8 @@ from sweeps.spec.space import is_number
 from sweeps.statistics.variance_shares import VarianceShares
 from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.trust.evidence import (
-    BadRegion,
     NearBound,
+    Region,
     bad_regions,
     chance_difference,
     near_bounds,
@@ -164,7 +164,7 @@ class _Evidence:
         return {} if changed else {record.number: record.params for record in self.records}
 
     @cached_property
-    def regions(self) -> tuple[list[BadRegion], str]:
+    def regions(self) -> tuple[list[Region], str]:
         """Where the space was bad, and what happened to the trials there."""
         for what, bad, compared in self._endings():
             params = {n: point for n, point in self.params.items() if n in compared}
@@ -176,7 +176,7 @@ class _Evidence:
     def bounds(self) -> list[NearBound]:
         if len(self.spec.metrics) > 1 or not self.params:
             return []
-        return near_bounds(self.spec.space, self.params, self.ranked)
+        return near_bounds(self.spec.space, self.params, [one.best_params for one in self.ranked])
 
     def _endings(self) -> Iterator[tuple[str, set[int], set[int]]]:
         """Yield what is bad, in words, which trials ended so, and with which they are compared."""
@@ -291,13 +291,12 @@ class _Evidence:
             sentence = importance_sentence(self.importance, self.names, self.metric)
             yield Finding("importance", sentence)
 
-    def _region(self, region: BadRegion) -> Finding:
-        name, value = self.names[region.key], format_value(region.value)
-        where = f"{name} {value}" if region.side == "equal" else f"{name} {region.side} {value}"
+    def _region(self, region: Region) -> Finding:
         failed = sum(self.view.records[number].state == "failed" for number in region.trials)
         what = "failed" if failed == len(region.trials) else self.regions[1]
         if 0 < failed < len(region.trials):
             what = f"{what} or failed"
+        where = region.words(self.names[region.key])
         said = f"All {len(region.trials)} trials with {where} {what}."
         prior = self.spec.space[region.key].prior
         if prior is not None and region.contains(prior.value):

@@ -14,6 +14,7 @@ from typing import Any
 
 from sweeps.errors import SearchChanged, SpecError, UserError
 from sweeps.ledger.trials import of_search
+from sweeps.reconcile.stop_criteria import more_trials
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.space import (
     Choice,
@@ -26,7 +27,7 @@ from sweeps.spec.space import (
     Uniform,
 )
 from sweeps.spec.spec import parse_with_positions
-from sweeps.trust.evidence import BadRegion, NearBound, place, scale
+from sweeps.trust.evidence import NearBound, Region, place, scale
 from sweeps.view.sweep_view import SweepView
 
 _WIDER = 1 / 3
@@ -38,15 +39,11 @@ _NARROWEST = 0.1
 
 
 def next_overrides(
-    view: SweepView, regions: Sequence[BadRegion], bounds: Sequence[NearBound]
+    view: SweepView, regions: Sequence[Region], bounds: Sequence[NearBound]
 ) -> tuple[str, ...]:
     """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
-    num_trials, spec = len(of_search(view.records)), view.spec
-    if view.stop is not None:
-        more: tuple[str, ...] = view.stop.continue_overrides
-    else:
-        most = spec.max_trials(2 * num_trials)
-        more = (f"trials={most}",) if most > num_trials else ()
+    spec = view.spec
+    more = more_trials(spec, len(of_search(view.records)), view.stop)
     if not more or spec.search.sampler == "grid" or spec.early_stopping.rule.is_population:
         return more
     changed: dict[str, Distribution] = dict(spec.space)
@@ -84,7 +81,7 @@ def _changed(distribution: Distribution, fields: Mapping[str, Any]) -> Distribut
 
 
 def _changes(
-    space: Mapping[str, Distribution], regions: Sequence[BadRegion], bounds: Sequence[NearBound]
+    space: Mapping[str, Distribution], regions: Sequence[Region], bounds: Sequence[NearBound]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the changed fields of distributions, by key."""
     for region in regions:
@@ -93,7 +90,7 @@ def _changes(
         yield bound.key, _widened(space[bound.key], bound)
 
 
-def _narrowed(distribution: Distribution, region: BadRegion) -> dict[str, Any]:
+def _narrowed(distribution: Distribution, region: Region) -> dict[str, Any]:
     """Return the fields that exclude a bad region; none if that is not worth it."""
     if isinstance(distribution, Powers):
         return {}

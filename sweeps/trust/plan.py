@@ -133,7 +133,6 @@ def _kept_text(
     """Return the text of the user's file with the new values; None if that is not possible."""
     text = with_values(
         file.read_text(encoding="utf-8"),
-        document.label,
         [*(setting.split("=", 1) for setting in settings), ("trials", str(spec.trials))],
     )
     if text is None:

@@ -28,7 +28,7 @@ from sweeps.ledger.trials import TrialSummary
 from sweeps.path_checks import make_private
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
-from sweeps.run.task_code import as_a_trial, enter_code_directory
+from sweeps.run.task_code import as_a_trial, changed_code, enter_code_directory
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads, with_accumulation
 from sweeps.stores import trial_files, trial_store
@@ -306,7 +306,7 @@ class _Run:
             states=watch.checks(),
             not_compared=[*watch.not_compared(self.failure is not None)],
             notes=self._notes(),
-            code=self._changed_code(),
+            code=changed_code(self.view),
             built=_built_differences(source, self.directory),
             failure=self.failure,
         )
@@ -318,12 +318,6 @@ class _Run:
             f"trial {self.record.number} failed after step {self.kept.end}: {self.record.reason}; "
             "the steps before are compared"
         ]
-
-    def _changed_code(self) -> list[str]:
-        from trainable.user_code.fingerprint import changed_files
-
-        then = self.view.ledger.code
-        return changed_files(self.view.spec.task.name, then) if then else []
 
 
 def _machine(view: SweepView) -> Iterator[MachineDifference]:

@@ -6,11 +6,9 @@ its checkpoints and its other files. What must not live here: repairs (`reconcil
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.ranking import value_of
+from sweeps.ledger.sqlite import database_damage
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths, tracking_uri
 from sweeps.reconcile.reconcile import UnknownDirectory
@@ -93,7 +92,7 @@ def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -
         raise UnknownSweep(paths.name, paths.root)
     found = Verification()
     read_spec(paths.spec)  # without a spec, nothing else can be understood
-    if damage := _database_damage(paths.ledger):
+    if damage := database_damage(paths.ledger):
         found.contradictions.append(_damaged_ledger(paths, damage))
     try:
         view = SweepView(paths)
@@ -165,19 +164,6 @@ def _damaged_ledger(paths: SweepPaths, damage: str) -> Contradiction:
     return Contradiction("ledger", what, "restore it from a backup", str(paths.ledger))
 
 
-def _database_damage(file: Path) -> str | None:
-    """Return what SQLite finds wrong in a database; None if there is none, or nothing is wrong."""
-    if not file.is_file():
-        return None
-    try:
-        address = f"{file.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
-            verdict = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
-    except sqlite3.Error as error:
-        return str(error)
-    return None if verdict == "ok" else " ".join(verdict.split())
-
-
 def _corrections(view: SweepView) -> Iterator[Contradiction]:
     """Yield what a resume would complete, and directories that belong to no trial."""
     try:
@@ -225,7 +211,7 @@ def _outside(view: SweepView, found: Verification) -> Iterator[Contradiction]:
 def _outbox(view: SweepView, found: Verification) -> Iterator[Contradiction]:
     """Yield what is wrong with the queue of records for the tracking store."""
     file = view.paths.outbox / OUTBOX_FILE
-    damage = view.delivered.damage or _database_damage(file)
+    damage = view.delivered.damage or database_damage(file)
     if damage:
         remedy = f"move it aside and deliver again with: {view.paths.command('sync')}"
         yield Contradiction("outbox", damage, remedy, str(file))
@@ -257,7 +243,7 @@ def _tracking(
         found.notes.append("nothing was delivered to the tracking store yet")
         return
     file = paths.root / "mlflow.db"
-    if damage := _database_damage(file):
+    if damage := database_damage(file):
         what = f"{tracking_uri(paths.root)} is damaged ({damage})"
         remedy = f"restore it from a backup, or move it away and send all again with: {command}"
         yield Contradiction("tracking store", what, remedy, str(file))

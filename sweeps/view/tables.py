@@ -20,16 +20,15 @@ from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.spec.error_messages import nearest
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.sweep_view import STATES, SweepView
-from trainable.store.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
+from trainable.store.metrics_file import CurveDamaged, read_row_at, read_rows
 from trainable.store.notes import latest_tested
-from trainable.store.regular_files import LARGEST_CURVE, read_regular, replace_regular
+from trainable.store.regular_files import replace_regular
 
 _SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
 _SEED_COLUMNS = (*_SEED_COUNTS, "over_seeds", "standard_error")
 """The columns that only a sweep with `repeats` has."""
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
     from sweeps.ledger.trials import TrialSummary
@@ -142,80 +141,25 @@ def _reported(view: SweepView, number: int) -> dict[str, float]:
 
 def curves_frame(view: SweepView, numbers: Iterable[int], metrics: Sequence[str]) -> pd.DataFrame:
     """Return one row for each trial, step and metric; see `Sweep.curves`."""
-    import numpy as np
     import pandas as pd
 
     trials, steps, names, values = [], [], [], []
     for number in numbers:
-        found = _read_curves(view.paths.trial(number), metrics)
+        rows = read_rows(view.paths.trial(number))
         for index, name in enumerate(metrics):
-            at, of = found[name]
-            trials.append(np.full(len(at), number))
-            names.append(np.full(len(at), index))
-            steps.append(at)
-            values.append(of)
-    whole = np.empty(0, dtype=np.int64)
+            reported = [(row.step, row.metrics[name]) for row in rows if name in row.metrics]
+            trials += [number] * len(reported)
+            names += [index] * len(reported)
+            steps += [step for step, _ in reported]
+            values += [value for _, value in reported]
     return pd.DataFrame(
         {
-            "trial": np.concatenate([whole, *trials]),
-            "metric": pd.Categorical.from_codes(np.concatenate([whole, *names]), list(metrics)),
-            "step": np.concatenate([whole, *steps]),
-            "value": np.concatenate([np.empty(0), *values]),
+            "trial": pd.Series(trials, dtype="int64"),
+            "metric": pd.Categorical.from_codes(names, list(metrics)),
+            "step": pd.Series(steps, dtype="int64"),
+            "value": pd.Series(values, dtype="float64"),
         }
     )
-
-
-def _read_curves(
-    directory: Path, metrics: Sequence[str]
-) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
-    """Return steps and values of each metric of one trial."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import json
-
-    path = directory / FILE_NAME
-    if not path.exists():
-        return dict.fromkeys(metrics, (np.empty(0, dtype=np.int64), np.empty(0)))
-    text = read_regular(path, LARGEST_CURVE)
-    text = text[: text.rfind(b"\n") + 1]  # a last line without its end was not written whole
-    schema = pa.schema(
-        [("step", pa.int64()), ("metrics", pa.struct([(name, pa.float64()) for name in metrics]))]
-    )
-    try:
-        # Many times as fast as Python's `json`, and it makes no objects of other metrics.
-        rows = json.read_json(
-            pa.BufferReader(text),
-            read_options=json.ReadOptions(use_threads=False, block_size=max(1, len(text))),
-            parse_options=json.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior="ignore"
-            ),
-        )
-        step = rows["step"].to_numpy()
-    except pa.ArrowException:  # an empty file, or one that is damaged: this says where
-        return _curves_of_rows(directory, metrics)
-    if len(step) and not (np.diff(step) > 0).all():
-        return _curves_of_rows(directory, metrics)  # it joins the lines of one step
-    columns = rows["metrics"].combine_chunks()
-    found = {}
-    for name in metrics:
-        column = columns.field(name)
-        reported = column.is_valid().to_numpy(zero_copy_only=False)
-        found[name] = step[reported], column.drop_null().to_numpy(zero_copy_only=False)
-    return found
-
-
-def _curves_of_rows(
-    directory: Path, metrics: Sequence[str]
-) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
-    import numpy as np
-
-    rows = read_rows(directory)
-    found: dict[str, Any] = {}
-    for name in metrics:
-        pairs = [(row.step, row.metrics[name]) for row in rows if name in row.metrics]
-        steps = np.array([step for step, _ in pairs], dtype=np.int64)
-        found[name] = steps, np.array([value for _, value in pairs], dtype=float)
-    return found
 
 
 def write_tables(view: SweepView, directory: Path, kind: str) -> list[Path]:

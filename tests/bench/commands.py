@@ -245,12 +245,12 @@ def write_large_sweep(root: Path) -> int:
     from sweeps.ledger.ledger import Ledger
     from sweeps.paths import SweepPaths
     from sweeps.spec.revisions import write_spec
-    from sweeps.spec.spec import load_spec
+    from sweeps.spec.spec import load_with_positions
 
     file = root / "large.yaml"
     num_trials = size(_TRIALS, _SMOKE_TRIALS)
     file.write_text(f"{_SPEC}trials: {num_trials}\nbudget: {{epochs: {_EPOCHS}}}\n")
-    spec = load_spec(file)
+    spec = load_with_positions(file)[0]
     paths = SweepPaths(root, spec.name)
     paths.directory.mkdir()
     write_spec(paths.spec, spec)

@@ -20,7 +20,7 @@ from tests.bench.commands import write_large_sweep
 from tests.bench.table import Goal, Result, alone, not_measured, size
 from tests.chaos.postgres import INSTALL, Cluster, find_binaries
 from tests.chaos.tracking_service import Service
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 
 _SWEEP = Path(sys.executable).with_name("sweep")
@@ -52,7 +52,7 @@ def load(repeats: int) -> list[Result]:
 def _measure(directory: Path, cluster: Cluster, service: Service) -> list[Result]:
     trials = write_large_sweep(directory)
     outbox = directory / "large" / "outbox"
-    recorder = OutboxRecorder(
+    recorder = Recorder(
         service.url, None, TrackedSweep(experiment="large", sweep_id="bench", outbox=outbox)
     )
     looked: dict[str, list[float]] = {command: [] for command in _COMMANDS}
@@ -90,7 +90,7 @@ def _measure(directory: Path, cluster: Cluster, service: Service) -> list[Result
     ]
 
 
-def _append(recorder: OutboxRecorder, trials: int) -> float:
+def _append(recorder: Recorder, trials: int) -> float:
     """Queue everything, all trials in turn; returns the seconds that it took."""
     began = time.perf_counter()
     clock = int(time.time() * 1000)
@@ -107,7 +107,7 @@ def _append(recorder: OutboxRecorder, trials: int) -> float:
     return time.perf_counter() - began
 
 
-def _restart_both(recorder: OutboxRecorder, cluster: Cluster, service: Service) -> None:
+def _restart_both(recorder: Recorder, cluster: Cluster, service: Service) -> None:
     """Kill the tracking server when a third is delivered, and the database at two thirds."""
     total = recorder.pending()
     while recorder.pending() > total * 2 / 3:

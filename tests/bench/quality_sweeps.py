@@ -100,7 +100,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()
             finally:
-                sweep.delivery.close(timeout=0.0)
+                sweep.recorder.close(timeout=0.0)
     finally:
         lock.release()
 

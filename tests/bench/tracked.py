@@ -24,8 +24,7 @@ import psutil
 from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
 from tests.tracking_server import start_tracking_server
-from tracking.outbox_recorder import OutboxRecorder, process_with
-from tracking.recorder import Recorder
+from tracking.recorder import Recorder, process_with
 from tracking.tracker import TrackedSweep
 from trainable.store.metrics_file import Row
 
@@ -146,16 +145,16 @@ def _mean(blocks: list[_Block]) -> _Block:
     return _Block(*(sum(values) / len(blocks) for values in zip(*blocks, strict=True)))
 
 
-def _recorder(uri: str, directory: Path, *, answered: bool = True) -> OutboxRecorder:
+def _recorder(uri: str, directory: Path, *, answered: bool = True) -> Recorder:
     """A recorder that has got as far as it gets, with mlflow imported and tables made."""
     sweep_id = uuid.uuid4().hex
-    recorder = OutboxRecorder(
+    recorder = Recorder(
         uri,
         None,
         TrackedSweep(experiment="bench", sweep_id=sweep_id, outbox=directory / sweep_id),
         deliver=process_with(os.environ),
     )
-    while not recorder.wait_ready(0.1) and not recorder.seconds_unresponsive:
+    while recorder.flush(0.1) and not recorder.seconds_unresponsive:
         pass
     assert (recorder.seconds_unresponsive == 0) == answered
     return recorder

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tests.bench.table import Goal, Result, Sample, interleave
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import OutboxRecorder, process_with
+from tracking.recorder import Recorder, process_with
 from tracking.tracker import TrackedSweep
 
 RUNS, KEYS, ROWS_A_REPORT = 16, 3, 100
@@ -155,7 +155,7 @@ class _Store:
 
     def deliver(self) -> float:
         name = uuid.uuid4().hex
-        recorder = OutboxRecorder(
+        recorder = Recorder(
             self._uri,
             None,
             TrackedSweep(

@@ -33,7 +33,7 @@ from tests.chaos.tracking_service import Service, read_store
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 from tracking import delivery_loop
-from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.recorder import Recorder, sync
 from tracking.tracker import TrackedSweep
 
 pytestmark = pytest.mark.integration
@@ -84,7 +84,7 @@ def _brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.05)
 
 
-def record(url: str, sweep_id: str, directory: Path) -> OutboxRecorder:
+def record(url: str, sweep_id: str, directory: Path) -> Recorder:
     """Record trials that are interrupted once and repeat the steps since their checkpoint."""
     figure = directory / "loss.svg"
     figure.write_text("<svg/>")
@@ -96,7 +96,7 @@ def record(url: str, sweep_id: str, directory: Path) -> OutboxRecorder:
         params={"n": 2},
         experiment_tags={"columns": "n"},
     )
-    recorder = OutboxRecorder(url, None, sweep)
+    recorder = Recorder(url, None, sweep)
     for trial in range(TRIALS):
         for attempt in range(ATTEMPTS):
             recorder.start(trial, {"lr": 0.1, "trial": trial}, {"attempt": str(attempt)})

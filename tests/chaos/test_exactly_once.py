@@ -21,7 +21,7 @@ PLACES = {
     "commit and report": "sweeps.ledger.ledger:Ledger.report_all:4",
     "report and outbox": "tracking.outbox:Outbox.follow:4",
     "outbox and acknowledgement of the report": "tracking.outbox:Outbox.follow:-4",
-    "the end in the ledger and in the outbox": "tracking.outbox_recorder:OutboxRecorder.finish:2",
+    "the end in the ledger and in the outbox": "tracking.recorder:Recorder.finish:2",
     "a trial in the ledger and its start": "sweeps.ledger.ledger:Ledger.add:-2",
 }
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""

@@ -29,7 +29,7 @@ from tests.chaos.scripted_proxy import (
 )
 from tests.chaos.tracking_service import Run, Service, read_store
 from tests.time_limits import scaled
-from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.recorder import Recorder, sync
 from tracking.tracker import TrackedSweep
 
 pytestmark = pytest.mark.integration
@@ -289,11 +289,11 @@ class _Line:
         self.step, self.timestamp_ms, self.metrics = step, timestamp_ms, metrics
 
 
-def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> OutboxRecorder:
+def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> Recorder:
     sweep = TrackedSweep(
         experiment=sweep_id, sweep_id=sweep_id, outbox=directory / "outbox", params={"trials": 3}
     )
-    return OutboxRecorder(proxy.url, None, sweep)
+    return Recorder(proxy.url, None, sweep)
 
 
 def _sync(proxy: Proxy, sweep_id: str, directory: Path, patience: float = PATIENCE) -> int:

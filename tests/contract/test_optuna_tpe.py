@@ -5,7 +5,6 @@ The private parts of Optuna are those of `sweeps/optuna_compat/tpe.py`.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import random
 from typing import Any
@@ -23,7 +22,6 @@ from optuna.distributions import (
 from optuna.samplers import TPESampler
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
 from optuna.samplers._tpe.sampler import _get_reference_point
-from optuna.study._multi_objective import _fast_non_domination_rank
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable, _log_pdf, _of_front
@@ -165,27 +163,6 @@ def test_suggestions_are_those_of_optuna(
             study.add_trials(given)
             asked.append(study.ask(space).params)
         assert asked[0] == asked[1]
-
-
-def test_fronts_of_a_table_are_those_of_its_trials_now() -> None:
-    """However the trials change from one suggestion to the next."""
-    study = optuna.create_study(directions=["minimize", "maximize", "minimize"])
-    sampler, table = TPESampler(), TrialTable(FLOATS, 3)
-    first = made(300, FLOATS, 3, values=9, pruned=1)
-    turned = [copy.copy(one) for one in first[:60]]
-    for one in turned:
-        one.values = one.values and [-value for value in one.values]
-    for trials in (
-        *(first[:count] for count in (0, 5, 5, 200, 300)),
-        [*turned, *first[60:]],  # other values
-        first[:100],  # fewer trials
-        [one for one in first if one.state != TrialState.COMPLETE],
-        [one for one in first if one.number % 3],  # others move up
-    ):
-        table.read(trials, sampler, study)
-        losses = table.losses(table.places(TrialState.COMPLETE), study.directions)
-        expected = _fast_non_domination_rank(losses).tolist()
-        assert table.ranks(study.directions).tolist() == expected
 
 
 @pytest.mark.parametrize("metrics", [2, 3, 4])

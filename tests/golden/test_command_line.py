@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
@@ -53,7 +53,7 @@ def test_short_help_option_equals_help() -> None:
 
 
 def test_resolved_spec_of_the_example() -> None:
-    _compare("digits.resolved.yaml", load_spec(EXAMPLE).to_yaml())
+    _compare("digits.resolved.yaml", load_with_positions(EXAMPLE)[0].to_yaml())
 
 
 def test_help_imports_neither_torch_ray_nor_mlflow() -> None:

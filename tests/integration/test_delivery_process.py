@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -20,8 +20,8 @@ from tests.integration.commandline import wait_until
 from tests.integration.sweep_runs import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.delivery_process import DeliveryProcess
-from tracking.outbox_recorder import OutboxRecorder, process_with, sync
-from tracking.outbox_status import pending
+from tracking.outbox_status import read_outbox
+from tracking.recorder import Recorder, process_with, sync
 from tracking.tracker import TrackedSweep
 
 pytestmark = pytest.mark.integration
@@ -29,17 +29,19 @@ ROOT = Path(__file__).parents[2]
 LONG = 60
 
 DRIVER = """
-import os, sys
+import os, sys, time
 from pathlib import Path
-from tracking.outbox_recorder import OutboxRecorder, process_with
+from tracking.outbox_status import read_outbox
+from tracking.recorder import Recorder, process_with
 from tracking.tracker import TrackedSweep
 from tracking.metric_points import PointRow
 uri, outbox = sys.argv[1:]
 sweep = TrackedSweep(experiment="digits", sweep_id="one", outbox=Path(outbox))
-recorder = OutboxRecorder(uri, None, sweep, deliver=process_with(os.environ))
+recorder = Recorder(uri, None, sweep, deliver=process_with(os.environ))
 recorder.start(0, {"lr": 1}, {})
 recorder.log(0, [PointRow(step, step, {"loss": 1 / step}) for step in range(1, 51)])
-assert recorder.wait_ready(60)
+while read_outbox(Path(outbox)).sweep_run_id is None:
+    time.sleep(0.05)
 assert "mlflow" not in sys.modules
 print(recorder._drain._process.pid, flush=True)
 sys.stdin.read()
@@ -56,9 +58,13 @@ def lines(first: int, last: int) -> list[Line]:
     return [Line(step, step, {"loss": 1 / step}) for step in range(first, last + 1)]
 
 
-def recorder_on(uri: str, outbox: Path) -> OutboxRecorder:
+def recorder_on(uri: str, outbox: Path) -> Recorder:
     sweep = TrackedSweep(experiment="digits", sweep_id="one", outbox=outbox)
-    return OutboxRecorder(uri, None, sweep, deliver=process_with(os.environ))
+    return Recorder(uri, None, sweep, deliver=process_with(os.environ))
+
+
+def wait_for_run(outbox: Path) -> None:
+    wait_until(lambda: read_outbox(outbox).sweep_run_id is not None, seconds=scaled(LONG))
 
 
 def steps(uri: str) -> list[int]:
@@ -88,7 +94,7 @@ def test_delivers_through_kills_and_signals(
     if os.geteuid() == 0:  # others may not take it out of that class
         assert {os.sched_getscheduler(one.id) for one in first.threads()} == {os.SCHED_OTHER}
         assert first.nice() == os.getpriority(os.PRIO_PROCESS, 0)
-    assert recorder.wait_ready(scaled(LONG))
+    wait_for_run(tmp_path / "outbox")
     for signum in (signal.SIGINT, signal.SIGTERM):
         first.send_signal(signum)
     assert recorder.flush(LONG) == 0
@@ -107,20 +113,20 @@ def test_delivers_through_kills_and_signals(
 def test_restarts_when_killed_during_a_request(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle, spoken = DeliveryProcess._handle_message, threading.Event()
-
-    def slowly(drain: DeliveryProcess, kind: str, said: list[Any]) -> None:
-        handle(drain, kind, said)
-        spoken.wait(LONG)
-
-    monkeypatch.setattr(DeliveryProcess, "_handle_message", slowly)
+    start, may_restart = DeliveryProcess._start, threading.Event()
     recorder = recorder_on(uri, tmp_path / "outbox")
-    assert recorder.wait_ready(scaled(LONG))
+    wait_for_run(tmp_path / "outbox")
     first = psutil.Process(recorder._drain._process.pid)
+
+    def later(drain: DeliveryProcess) -> subprocess.Popen[str]:
+        may_restart.wait(LONG)
+        return start(drain)
+
+    monkeypatch.setattr(DeliveryProcess, "_start", later)
     first.kill()
-    wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE, seconds=10)
+    wait_until(lambda: not first.is_running(), seconds=10)
     recorder._drain.flush_now(True)
-    spoken.set()
+    may_restart.set()
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
     assert recorder.flush(LONG) == recorder.close(LONG) == 0
@@ -172,7 +178,7 @@ def test_unresponsive_server_delays_nobody(tmp_path: Path) -> None:
         number = recorder._drain._process.pid
         with hung.accept()[0]:
             started = time.monotonic()
-            assert recorder.close(0.5) == pending(tmp_path / "outbox") == 2
+            assert recorder.close(0.5) == read_outbox(tmp_path / "outbox").pending == 2
             assert time.monotonic() - started < scaled(5)
         assert recorder.seconds_unresponsive > 0
     assert not psutil.pid_exists(number)
@@ -184,5 +190,5 @@ def test_file_in_working_directory_is_not_imported(
     (tmp_path / "mlflow.py").write_text("raise SystemExit('a stranger')")
     monkeypatch.chdir(tmp_path)
     recorder = recorder_on(uri, tmp_path / "outbox")
-    assert recorder.wait_ready(scaled(LONG))
+    wait_for_run(tmp_path / "outbox")
     assert recorder.close(LONG) == 0

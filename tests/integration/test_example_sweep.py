@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from tests.integration.commandline import CommandLine, wait_until
 from trainable.store.metrics_file import read_rows
 
@@ -12,7 +12,7 @@ EXAMPLE = "sweeps/examples/digits.yaml"
 
 
 def test_best_of_example_and_driver_memory(cli: CommandLine) -> None:
-    spec = load_spec(cli.project / EXAMPLE)
+    spec = load_with_positions(cli.project / EXAMPLE)[0]
     driver = cli.start("run", str(cli.project / EXAMPLE))
     process, peak = psutil.Process(driver.pid), 0
 

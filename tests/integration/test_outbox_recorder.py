@@ -22,8 +22,8 @@ from tracking.address import sqlite_uri
 from tracking.delivery_loop import DeliveryThread
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import Deliver, OutboxRecorder, sync
 from tracking.outbox_status import read_outbox
+from tracking.recorder import Deliver, Recorder, sync
 from tracking.tracker import TrackedSweep
 from tracking.ui import start_server
 
@@ -52,7 +52,7 @@ class Store:
 
     def recorder(
         self, sweep_id: str, experiment: str = "digits", deliver: Deliver = DeliveryThread
-    ) -> OutboxRecorder:
+    ) -> Recorder:
         outbox = self.root / sweep_id / "outbox"
         sweep = TrackedSweep(
             experiment=experiment,
@@ -61,7 +61,7 @@ class Store:
             tags={"who": "test"},
             params={"trials": 4},
         )
-        return OutboxRecorder(self.uri, self.artifacts, sweep, deliver=deliver)
+        return Recorder(self.uri, self.artifacts, sweep, deliver=deliver)
 
     @property
     def client(self) -> MlflowClient:
@@ -162,7 +162,7 @@ def test_driver_killed_while_delivering_duplicates_nothing(store: Store) -> None
 import os, signal, sys
 from pathlib import Path
 from tracking import mlflow_server
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 from tracking.metric_points import PointRow
 sent = 0
@@ -176,7 +176,7 @@ def log(self, run_id, request):
 mlflow_server.MlflowServer.log = log
 uri, root = sys.argv[1:]
 sweep = TrackedSweep(experiment="digits", sweep_id="killed", outbox=Path(root))
-recorder = OutboxRecorder(uri, None, sweep)
+recorder = Recorder(uri, None, sweep)
 for trial in range(3):
     recorder.start(trial, {"lr": trial}, {})
     steps = range(1, 41)
@@ -278,10 +278,10 @@ def test_nothing_is_written_outside_the_store(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 sweep = TrackedSweep(experiment="x", sweep_id="s", outbox=Path(sys.argv[3]))
-recorder = OutboxRecorder(sys.argv[1], Path(sys.argv[2]), sweep)
+recorder = Recorder(sys.argv[1], Path(sys.argv[2]), sweep)
 imported = "mlflow" in sys.modules
 recorder.start(0, {}, {})
 sys.exit(recorder.close(60))

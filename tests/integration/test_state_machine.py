@@ -53,7 +53,7 @@ from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 from trainable.checkpoint import CheckpointStore
 from trainable.store.local import LocalFiles
@@ -251,7 +251,7 @@ class Driver:
         self.live: dict[int, tuple[Any, Training]] = {}
         self.exhausted = False
         self._turn = 0
-        self.recorder = OutboxRecorder(
+        self.recorder = Recorder(
             "unused",
             None,
             TrackedSweep(experiment="quad", sweep_id="s", outbox=paths.outbox),

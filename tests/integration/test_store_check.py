@@ -270,7 +270,7 @@ def test_resume_resends_lost_runs(root: Path, name: str) -> None:
     try:
         sweep.reconcile(said.append)
     finally:
-        sweep.delivery.close(0.0)
+        sweep.recorder.close(0.0)
     assert any("of 4 runs" in line for line in said), said
     # A driver goes on from here; what it does not do any more is what it was told of lost runs.
     deliver(_view(root))

@@ -52,7 +52,7 @@ def bounds(data: AuditData) -> Card:
     acts = _acting(data, ranked, leaders)
     found = [one for one in _at_ends(data, ranked, leaders, keys) if acts(one)]
     known = {one.bound.key for one in found}
-    near = near_bounds(data.space, data.params, ranked)  # as the findings state them
+    near = near_bounds(data.space, data.params, [one.params for one in ranked])  # as in findings
     further = [_count(data, ranked, leaders, one) for one in near if one.key not in known]
     found += filter(acts, further)
     by_chance = [one for one in further if not acts(one)]

@@ -12,14 +12,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sweeps.spec.space import Distribution
-from sweeps.trust.evidence import BadRegion, NearBound
+from sweeps.trust.evidence import NearBound, Region
 from sweeps.trust.importance import final_places, importance
 
 if TYPE_CHECKING:
     from sweeps.statistics.common_seeds import NoiseFloor
     from sweeps.statistics.variance_shares import VarianceShares
 
-Continue = Callable[[Sequence[BadRegion], Sequence[NearBound]], Sequence[str]]
+Continue = Callable[[Sequence[Region], Sequence[NearBound]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,6 @@ class AuditTrial:
     """For a stopped trial that was later trained to its end: its value at the end."""
     clipping: Clipping | None = None
     """None if it logged no share of clipped steps, or was not looked at."""
-
-    @property
-    def best_params(self) -> Mapping[str, Any]:
-        """The parameters of its value."""
-        return self.params
 
     @property
     def end(self) -> int:

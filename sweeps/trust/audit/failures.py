@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sweeps.formatting import format_value
 from sweeps.spec.space import Choice, is_number
 from sweeps.statistics.proportions import hypergeometric_tail, wilson_interval
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData
-from sweeps.trust.evidence import BadRegion, Side, ends
+from sweeps.trust.evidence import Params, Region, by_option, ends, values_of
 
 _card = partial(Card, "failures", "Where do trials diverge or fail?")
 _FEWEST_FAILED = 4
@@ -33,20 +32,10 @@ _MOST_FAILED = 0.1
 
 
 @dataclass(frozen=True)
-class _Side:
-    """The trials on one side of a value."""
-
-    key: str
-    side: Side
-    value: Any
-    trials: frozenset[int]
-
-
-@dataclass(frozen=True)
 class FailingRegion:
     """A part of the space, of one or two parameters, in which trials fail more often."""
 
-    sides: Sequence[_Side]
+    sides: Sequence[Region]
     num_failed: int
     num_trials: int
     chance: float
@@ -73,7 +62,7 @@ def failures(data: AuditData) -> Card:
             return _card("warn", text, figure, remedy, ("trials", "--state", "failed"))
         where = ", in no particular part of the space" if len(bad) >= _FEWEST_FAILED else ""
         return _card("pass", f"{said}{where}.", figure)
-    words = " with ".join(_words(data, side) for side in region.sides)
+    words = " with ".join(side.words(data.name(side.key)) for side in region.sides)
     figure["region"] = {
         "sides": [[side.key, side.side, side.value] for side in region.sides],
         "num_failed": region.num_failed,
@@ -101,7 +90,7 @@ def worst_region(data: AuditData, bad: set[int]) -> FailingRegion | None:
     count, marked = len(params), len(bad)
     found: list[FailingRegion] = []
     pairs = [pair for pair in itertools.combinations(sides, 2) if pair[0].key != pair[1].key]
-    candidates: list[Sequence[_Side]] = [(side,) for side in sides]
+    candidates: list[Sequence[Region]] = [(side,) for side in sides]
     candidates += pairs
     tested = 1 + len(sides), 1 + len(pairs)
     limits: dict[tuple[int, int], float] = {}
@@ -125,15 +114,11 @@ def worst_region(data: AuditData, bad: set[int]) -> FailingRegion | None:
     return best if best.chance < simple.chance / 100 else simple
 
 
-def _sides(
-    data: AuditData, key: str, params: Mapping[int, Mapping[str, Any]], bad: set[int]
-) -> Iterator[_Side]:
+def _sides(data: AuditData, key: str, params: Params, bad: set[int]) -> Iterator[Region]:
     distribution = data.space[key]
-    points = [(number, point[key]) for number, point in params.items() if key in point]
+    points = values_of(key, params)
     if isinstance(distribution, Choice):
-        for option in distribution.options:
-            mine = frozenset(n for n, value in points if repr(value) == repr(option))
-            yield _Side(key, "equal", option, mine)
+        yield from by_option(key, distribution, points)
         return
     numbers = [(n, value) for n, value in points if is_number(value)]
     good = sorted({value for n, value in numbers if n not in bad})
@@ -150,21 +135,14 @@ def _sides(
             mine = frozenset(
                 n for n, value in numbers if (value < edge if side == "below" else value > edge)
             )
-            yield _Side(key, "below" if side == "below" else "above", edge, mine)
-
-
-def _words(data: AuditData, side: _Side) -> str:
-    value = format_value(side.value)
-    name = data.name(side.key)
-    return f"{name} {value}" if side.side == "equal" else f"{name} {side.side} {value}"
+            yield Region(key, "below" if side == "below" else "above", edge, mine)
 
 
 def _command(data: AuditData, region: FailingRegion) -> Sequence[str] | None:
     """Return the command that leaves a region out of the space; None if none can say it."""
     if len(region.sides) == 1:
         (side,) = region.sides
-        bad = BadRegion(side.key, side.side, side.value, side.trials)
-        changes = data.overrides([bad], ())
+        changes = data.overrides([side], ())
         if any(change.startswith("space.") for change in changes):
             return ("resume", *(word for change in changes for word in ("-s", change)))
         return None
@@ -175,7 +153,7 @@ def _command(data: AuditData, region: FailingRegion) -> Sequence[str] | None:
     return ("clone", "NEW", "-s", f"search.constraints=[{quoted}]")
 
 
-def _constraint(data: AuditData, sides: Sequence[_Side]) -> str | None:
+def _constraint(data: AuditData, sides: Sequence[Region]) -> str | None:
     """Return the constraint that is broken just where both sides meet."""
     if any(side.side == "equal" or side.value <= 0 for side in sides):
         return None

@@ -19,7 +19,7 @@ from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec, trial_yaml
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import History, Row
@@ -78,7 +78,7 @@ def _make(paths: SweepPaths) -> None:
     write_spec(paths.spec, spec)
     ledger = Ledger.create(paths.ledger, mode="min", sweep_id="id-chaos", select=spec.select)
     space = {key: one.to_optuna() for key, one in spec.space.items()}
-    recorder = OutboxRecorder(
+    recorder = Recorder(
         "unused",
         None,
         TrackedSweep(experiment=NAME, sweep_id=ledger.sweep_id, outbox=paths.outbox),

@@ -20,7 +20,7 @@ from tracking.delivery import TAG_TRIAL, FoundRun, RunGone, RunState
 from tracking.delivery_loop import DeliveryThread
 from tracking.metric_points import Point, Request
 from tracking.outbox import SWEEP, Outbox
-from tracking.outbox_recorder import OutboxRecorder
+from tracking.recorder import Recorder
 from tracking.tracker import TrackedSweep
 
 TRIALS = 3
@@ -224,7 +224,7 @@ def main(directory: Path, place: str, passage: int) -> None:
     sweep = TrackedSweep(
         experiment="x", sweep_id="s1", outbox=directory / "outbox", params={"trials": TRIALS}
     )
-    recorder = OutboxRecorder(
+    recorder = Recorder(
         "unused", None, sweep, deliver=lambda one: DeliveryThread(one, lambda: server)
     )
     for trial in range(TRIALS):

@@ -12,9 +12,8 @@ import pytest
 
 from tracking.delivery import Delivery, FoundRun, NotStored, RecordRejected, RunGone
 from tracking.metric_points import PointRow
-from tracking.outbox import SWEEP, Outbox
+from tracking.outbox import SWEEP, TAG_REPEATS, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import TAG_REPEATS
 
 
 class House:

@@ -13,7 +13,7 @@ import pytest
 from tracking.address import store_identity
 from tracking.metric_points import HighWaterMarks, PointRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
-from tracking.outbox_status import pending, read_outbox
+from tracking.outbox_status import read_outbox
 from tracking.trial_log import Target
 
 
@@ -62,7 +62,7 @@ def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
         seen.append([record.kind for record in batch.records])
         outbox.delivered(batch)
     assert seen == [["start", "metrics", "metrics", "finish"]]
-    assert outbox.pending == pending(tmp_path) == 2
+    assert outbox.pending == read_outbox(tmp_path).pending == 2
     outbox.close()
 
 
@@ -327,7 +327,7 @@ def test_another_process_reads_pending_and_run_ids(tmp_path: Path) -> None:
     assert (status.pending, status.experiment_id, status.sweep_run_id) == (1, "7", "parent")
     assert status.run_ids == {0: "child"}
     outbox.close()
-    assert pending(tmp_path) == 1
+    assert read_outbox(tmp_path).pending == 1
 
 
 def test_full_disk_names_path_and_free_bytes(tmp_path: Path) -> None:
@@ -546,7 +546,7 @@ def test_appends_from_many_threads_are_all_kept(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert outbox.pending == pending(tmp_path) == 200
+    assert outbox.pending == read_outbox(tmp_path).pending == 200
     assert all(steps(outbox, trial) == list(range(50)) for trial in range(4))
     outbox.close()
 

@@ -19,8 +19,8 @@ from tracking import delivery_loop
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import DeliveryLoop, DeliveryThread
 from tracking.outbox import SWEEP, Outbox
-from tracking.outbox_recorder import OutboxRecorder, sync
-from tracking.outbox_status import pending, read_outbox
+from tracking.outbox_status import read_outbox
+from tracking.recorder import Recorder, sync
 from tracking.tracker import TrackedSweep
 
 
@@ -44,16 +44,15 @@ def recorder_on(
     experiment: str = "x",
     offline: bool = False,
     **of_sweep: Any,
-) -> OutboxRecorder:
+) -> Recorder:
     sweep = TrackedSweep(experiment=experiment, sweep_id="s1", outbox=outbox, **of_sweep)
     deliver = None if offline else lambda one: DeliveryThread(one, open_server)
-    return OutboxRecorder("unused", None, sweep, deliver=deliver)
+    return Recorder("unused", None, sweep, deliver=deliver)
 
 
 def test_run_ids_are_known_once_delivered_and_after_a_restart(tmp_path: Path, server: Any) -> None:
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     recorder.start(0, {}, {})
-    assert recorder.wait_ready(10)
     assert recorder.flush(10) == 0
     known = read_outbox(tmp_path / "outbox")
     assert None not in (known.experiment_id, known.sweep_run_id)
@@ -68,7 +67,7 @@ def test_run_ids_are_known_once_delivered_and_after_a_restart(tmp_path: Path, se
 
     recorder = recorder_on(tmp_path / "outbox", unreachable)
     assert read_outbox(tmp_path / "outbox").run_ids == known.run_ids
-    assert not recorder.wait_ready(0)
+    assert recorder.pending() == 1
     gate.set()
     assert recorder.close(0.1) == 1
 
@@ -269,7 +268,7 @@ def test_sync_delivers_the_rest_and_a_second_adds_nothing(
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
     recorder.finish(0, "FINISHED", {})
-    assert recorder.close(0.1) == pending(tmp_path / "outbox") == 4
+    assert recorder.close(0.1) == read_outbox(tmp_path / "outbox").pending == 4
 
     stand_in = ModuleType("tracking.mlflow_server")
     stand_in.MlflowServer = lambda *_: server  # type: ignore[attr-defined]
@@ -320,9 +319,8 @@ def test_sync_waits_for_another_delivery_process(tmp_path: Path, server: Any) ->
     other = Outbox(tmp_path / "outbox")
     assert other.try_lock()
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    assert not recorder.wait_ready(0.1)
+    assert recorder.flush(0.1) == 1
     other.close()
-    assert recorder.wait_ready(10)
     assert recorder.close(10) == 0
 
 
@@ -360,7 +358,7 @@ def test_queued_text_is_valid_for_every_store(tmp_path: Path, server: Any) -> No
 
 def test_sweep_id_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sweep_id is \"a' or 'b\"; it must be"):
-        OutboxRecorder(
+        Recorder(
             "unused", None, TrackedSweep(experiment="x", sweep_id="a' or 'b", outbox=tmp_path)
         )
 

@@ -12,7 +12,6 @@ import pytest
 from tests.unit.tracking.test_delivery import House, fail_once, fail_sometimes
 from tracking.delivery import TAG_REPLACED, TAG_TRIAL
 from tracking.outbox import Outbox
-from tracking.outbox_recorder import replace_run
 from tracking.outbox_status import read_outbox
 
 
@@ -127,11 +126,11 @@ def test_delivery_in_progress_leaves_the_old_run(house: House, tmp_path: Path) -
     _fail(house, 0)
     house.delivery.connect()
     house.outbox.prepare([0])
-    replace_run(tmp_path / "outbox", 0)
+    other = Outbox(tmp_path / "outbox")
+    other.replace_run(0)
     batch = house.outbox.next_batch(0)
     assert batch is not None
     assert [record.kind for record in batch.records] == ["replace"]
-    other = Outbox(tmp_path / "outbox")
     other.append_rows(0, house.module.lines(0, 1, 5))
     other.close()
     house.deliver()

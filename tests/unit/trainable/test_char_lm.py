@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from trainable.config import BudgetConfig
 from trainable.errors import ConfigError
 from trainable.find_task import load_task
@@ -86,7 +86,7 @@ def test_evaluation_counts_every_byte():
 @pytest.fixture
 def example():
     """The spec that ships."""
-    return load_spec(Path(str(files("sweeps.examples"))) / "char_lm.yaml")
+    return load_with_positions(Path(str(files("sweeps.examples"))) / "char_lm.yaml")[0]
 
 
 @pytest.mark.seeds("S26")

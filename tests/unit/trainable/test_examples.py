@@ -14,7 +14,7 @@ import torch
 
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskInspector
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
@@ -40,7 +40,7 @@ NEEDS_ACCELERATE = pytest.mark.skipif(
     ],
 )
 def test_spec_is_valid_and_its_task_loads(name):
-    spec = load_spec(EXAMPLES / f"{name}.yaml")
+    spec = load_with_positions(EXAMPLES / f"{name}.yaml")[0]
     assert spec.name == name
     for distribution in spec.space.values():
         assert distribution.boundary_values()
@@ -52,7 +52,7 @@ def test_spec_is_valid_and_its_task_loads(name):
 @pytest.mark.seeds("S24")
 def test_lab_is_configured_as_it_is_taught():
     """FashionMNIST: AdamW, one cycle with warmup, norm 1, 128 = 4 x 32, saved every 100 steps."""
-    spec = load_spec(EXAMPLES / "fashion_mnist.yaml")
+    spec = load_with_positions(EXAMPLES / "fashion_mnist.yaml")[0]
     train = spec.train
     assert (train.optimizer.name, train.schedule.name) == ("adamw", "onecycle")
     assert 0 < train.schedule.warmup < 1
@@ -134,7 +134,7 @@ def test_missing_loop_package_names_what_to_install(monkeypatch):
 
 def test_check_finds_a_loop_without_starting_it():
     """This project may be installed to be edited: its packages then lie on no path."""
-    spec = load_spec(EXAMPLES / "plain_loop.yaml")
+    spec = load_with_positions(EXAMPLES / "plain_loop.yaml")[0]
     facts = TaskInspector(spec, ResourcePlan(1, 0, 1)).facts()
     assert facts.own_loop
     assert facts.lines() == ["a custom loop: one report for each epoch or interval of the budget"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchvision.datasets import FashionMNIST
 
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.check.testing import check_task
@@ -173,7 +173,7 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 def test_fashion_mnist_survives_a_crash_and_draws_figures(tmp_path, monkeypatch):
     """The example as it ships, with fewer images, more epochs and more frequent checkpoints."""
     _write(tmp_path / "FashionMNIST" / "raw", ".gz", samples=800)
-    spec = load_spec(Path(str(files("sweeps.examples") / "fashion_mnist.yaml")))
+    spec = load_with_positions(Path(str(files("sweeps.examples") / "fashion_mnist.yaml")))[0]
     config = spec.trial_config(0, {"task.data_dir": str(tmp_path), "task.download": False})
     config = config.model_copy(
         update={

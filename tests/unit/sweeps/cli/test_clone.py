@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from sweeps.cli.app import app
 from sweeps.paths import SweepPaths
 from sweeps.spec.revisions import changes, read_spec, write_spec
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -32,7 +32,7 @@ def test_clone_differs_only_in_what_is_asked_for(sweep: MadeSweep) -> None:
     assert done.exit_code == 2  # null is no distribution
     done = _clone("small", "wider", "-s", "trials=40", "-s", "task.hidden=7")
     assert (done.exit_code, done.stderr) == (0, "")
-    made = load_spec(Path("wider.yaml"))
+    made = load_with_positions(Path("wider.yaml"))[0]
     assert made.train.batch_size == 17  # of the newest revision
     differing = changes(read_spec(sweep.paths.spec).spec, made)
     assert differing == {
@@ -48,7 +48,7 @@ def test_clone_differs_only_in_what_is_asked_for(sweep: MadeSweep) -> None:
 @pytest.mark.usefixtures("sweep")
 def test_name_that_looks_like_a_number_stays_text() -> None:
     assert _clone("small", "1e3").exit_code == 0
-    assert load_spec(Path("1e3.yaml")).name == "1e3"
+    assert load_with_positions(Path("1e3.yaml"))[0].name == "1e3"
 
 
 @pytest.mark.usefixtures("sweep")
@@ -100,5 +100,5 @@ def test_untrusted_store_is_not_copied(tmp_path: Path, monkeypatch: pytest.Monke
     assert "https://evil.example" in done.stderr
     assert not Path("new.yaml").exists()
     assert _clone("small", "new", "-s", "tracking.uri=null").exit_code == 0
-    assert load_spec(Path("new.yaml")).tracking.uri is None
+    assert load_with_positions(Path("new.yaml"))[0].tracking.uri is None
     assert not SweepPaths(tmp_path / "runs", "new").exists()

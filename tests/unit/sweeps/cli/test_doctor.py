@@ -22,7 +22,7 @@ from sweeps.engine.resources import Gpu, Machine
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.run import doctor
-from sweeps.run.doctor import Finding, check_sweeps, clean_up, examine, probe_writable
+from sweeps.run.doctor import Finding, check_sweeps, clean_up, examine
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
@@ -66,24 +66,22 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
     assert _named(examine(root), "storage") == Finding(
         "fail",
         "storage",
-        f"{root}: is not a directory",
+        f"{root}: cannot write files there (Not a directory)",
         "choose another directory with --root, or correct its permissions",
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "doing"),
-    [("write", "write"), ("fsync", "fsync"), ("replace", "rename"), ("remove", "remove")],
-)
-def test_probe_names_what_fails_and_cleans_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, doing: str
+def test_full_disk_is_named_and_the_probe_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, fail)
-        assert probe_writable(tmp_path) == f"cannot {doing} (No space left on device)"
+        patch.setattr(os, "fsync", fail)
+        found = _named(examine(tmp_path), "storage")
+    assert found.level == "fail"
+    assert found.detail == f"{tmp_path}: cannot write files there (No space left on device)"
     assert list(tmp_path.iterdir()) == []
 
 

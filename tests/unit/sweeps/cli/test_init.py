@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from sweeps.cli.app import app
 from sweeps.errors import UserError
 from sweeps.run.starter import write_starter
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.kill_at import kill_at
 
 
 def test_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
     spec_path, task_path = write_starter(tmp_path / "new")
-    spec = load_spec(spec_path)
+    spec = load_with_positions(spec_path)[0]
     assert spec.task.name == "my_task:MyTask"
     assert task_path.name == "my_task.py"
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from sweeps.cli.app import app
 from sweeps.engine.task_check import TaskFacts, TaskInspector
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 
 SPEC = """\
 # What is the best rate?
@@ -145,7 +145,7 @@ def test_written_spec_has_the_trials_and_the_comments(plan: Plan, tmp_path: Path
     done = plan("--hours", "2", "--write", "new.yaml", "--json", new=("new.yaml",))
     trials = _json(done)["plan"]["trials"]
     text = (tmp_path / "new.yaml").read_text()
-    assert text == SPEC.replace("trials: 6   # a few", f"trials: {trials}   # a few")
+    assert text == SPEC.replace("trials: 6   # a few", f"{f'trials: {trials}':<12}# a few")
 
 
 def test_written_spec_has_the_overrides(plan: Plan, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_written_spec_has_the_overrides(plan: Plan, tmp_path: Path) -> None:
     nested = ("-s", "space.train.batch_size={choice: [8, 16]}")
     plan("--write", "b.yaml", *simple, *nested, new=("a.yaml", "b.yaml"))
     for name, settings in (("a.yaml", simple), ("b.yaml", (*simple, *nested))):
-        written = load_spec(tmp_path / name)
-        assert written == load_spec(tmp_path / "s.yaml", settings[1::2])
+        written = load_with_positions(tmp_path / name)[0]
+        assert written == load_with_positions(tmp_path / "s.yaml", settings[1::2])[0]
 
 
 @pytest.mark.parametrize("asked", [("--trials", "60"), ("--hours", "2")])
@@ -169,13 +169,16 @@ def test_auto_chooses_by_the_planned_number_of_trials(
     options = [part for one in settings for part in ("-s", one)]
     done = plan(*options, *asked, "--write", "new.yaml", new=("new.yaml",))
     assert done.exit_code == 0, done.output
-    written = load_spec(tmp_path / "new.yaml")
+    written = load_with_positions(tmp_path / "new.yaml")[0]
     assert written.trials > written.search.startup_trials
     chosen = (written.search.sampler, written.early_stopping.scheduler)
     assert chosen == ("tpe", "asha_promote")
     assert "auto takes sampler tpe" in done.stdout
     assert "asha_promote (this spec)" in done.stdout
-    assert written == load_spec(tmp_path / "s.yaml", [*settings, f"trials={written.trials}"])
+    assert (
+        written
+        == load_with_positions(tmp_path / "s.yaml", [*settings, f"trials={written.trials}"])[0]
+    )
 
 
 @pytest.mark.parametrize("asked", [(), ("--trials", "6"), ("--hours", "2")])
@@ -185,7 +188,7 @@ def test_seeds_of_a_configuration_are_no_trials_of_the_spec(
 ) -> None:
     options = ("-s", "repeats=3", "-s", f"search={{sampler: {choice}}}")
     done = plan(*options, *asked, "--json", "--write", "new.yaml", new=("new.yaml",))
-    written = load_spec(tmp_path / "new.yaml")
+    written = load_with_positions(tmp_path / "new.yaml")[0]
     assert _json(done)["plan"]["trials"] == 3 * written.trials
     if "--hours" in asked:
         assert 1.7 <= _json(done)["plan"]["hours"] <= 2

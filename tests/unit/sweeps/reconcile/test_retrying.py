@@ -371,7 +371,7 @@ def _kill(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool
         (session, "write_spec", True, False),
         (Ledger, "reopen", True, False),  # of the first trial, in the transaction of both
         (sys.modules[__name__], "complete_retries", False, True),
-        (retrying, "replace_run", True, True),
+        (Outbox, "replace_run", True, True),
         (retrying, "_remove", False, True),
         (retrying, "sync_directory", True, True),
         (Ledger, "store_reopened", False, True),

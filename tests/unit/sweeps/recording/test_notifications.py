@@ -11,8 +11,8 @@ import pytest
 
 from sweeps.recording.notifications import Notifier
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.outbox_recorder import BeforeRecords, OutboxRecorder
 from tracking.outbox_status import read_outbox
+from tracking.recorder import BeforeRecords, Recorder
 from tracking.tracker import TrackedSweep
 
 
@@ -35,10 +35,10 @@ def _notifier(made: MadeSweep, queued: Queued, attempt: int = 1) -> Notifier:
 
 def _recorder(
     made: MadeSweep, notifier: Notifier, check: Callable[[], None] = lambda: None
-) -> OutboxRecorder:
+) -> Recorder:
     sweep = TrackedSweep(experiment="small", sweep_id="id", outbox=made.paths.outbox)
     before = BeforeRecords(check, notifier.ended)
-    return OutboxRecorder("unused", None, sweep, announce=False, deliver=None, before=before)
+    return Recorder("unused", None, sweep, announce=False, deliver=None, before=before)
 
 
 def _end(made: MadeSweep, notifier: Notifier, *ending: Any, **more: Any) -> int:

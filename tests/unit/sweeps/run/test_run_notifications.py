@@ -14,7 +14,7 @@ from sweeps.run import session
 from tests.unit.sweeps.sweep_factory import MadeSweep, RunsNoTrial, prepared
 from tests.webhook_server import SECRET, WebhookServer, webhook_server
 from tracking.outbox_status import read_outbox
-from tracking.tracker import OpenTracker
+from tracking.recorder import Recorder
 
 NAME = "TEAM_WEBHOOK_URL"
 
@@ -29,12 +29,12 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebhookServer]:
 @pytest.fixture(autouse=True)
 def _start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither Ray nor what delivers to MLflow."""
-    opened = session.open_tracker
+    opened = session.open_recorder
 
-    def without_delivery(*arguments: Any, **options: Any) -> OpenTracker:
+    def without_delivery(*arguments: Any, **options: Any) -> Recorder:
         return opened(*arguments, **{**options, "environment": None})
 
-    monkeypatch.setattr(session, "open_tracker", without_delivery)
+    monkeypatch.setattr(session, "open_recorder", without_delivery)
     monkeypatch.setattr(session, "_find_lost_runs", lambda *_: None)
     monkeypatch.setattr(run.local_ray, "configure", lambda _: None)
 

@@ -13,7 +13,7 @@ from sweeps.errors import InvalidName, SpecError, UserError
 from sweeps.paths import check_name
 from sweeps.spec.priors import Prior
 from sweeps.spec.space import LogUniform, Uniform
-from sweeps.spec.spec import SweepSpec, load_spec, parse_spec, trial_yaml
+from sweeps.spec.spec import SweepSpec, load_with_positions, parse_spec, trial_yaml
 from sweeps.spec.trial_run import TrialSeed
 from tests.specs import with_overrides
 from tests.unit.sweeps.spec_errors import HEAD
@@ -27,7 +27,7 @@ def _parse(more: str = "", *overrides: str, **environ: str) -> SweepSpec:
 
 def test_the_example_that_ships_is_valid() -> None:
     example = Path(str(files("sweeps.examples") / "digits.yaml"))
-    spec = load_spec(example)
+    spec = load_with_positions(example)[0]
     assert spec.name == "digits"
     assert spec.space["train.optimizer.lr"] == LogUniform(1e-4, 0.1)
     assert spec.space["train.schedule.warmup"] == Uniform(0.0, 0.3)
@@ -166,7 +166,7 @@ def test_an_override_mends_a_wrong_value() -> None:
 def test_options_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(HEAD)
-    spec = load_spec(path, name="5", tracking_uri="http://host")
+    spec = load_with_positions(path, name="5", tracking_uri="http://host")[0]
     assert (spec.name, spec.tracking.uri) == ("5", "http://host")
 
 
@@ -181,7 +181,7 @@ def test_variables_come_from_the_environment() -> None:
 def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + HEAD.replace("\n", "\r\n").encode())
-    assert load_spec(path).trials == 24
+    assert load_with_positions(path)[0].trials == 24
 
 
 def test_trial_has_its_parameters_and_its_own_seed() -> None:

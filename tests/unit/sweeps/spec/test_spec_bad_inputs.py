@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import SpecError
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 
@@ -152,5 +152,5 @@ def test_options_are_named_as_the_place(request: pytest.FixtureRequest, tmp_path
     path = tmp_path / "s.yaml"
     path.write_text(HEAD)
     with pytest.raises(SpecError) as caught:
-        load_spec(path, name="../x", tracking_uri="http://user:geheim@host")
+        load_with_positions(path, name="../x", tracking_uri="http://user:geheim@host")[0]
     compare_messages(request, str(caught.value).split("\n"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import SpecError
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 
@@ -71,20 +71,20 @@ def test_file_name_that_is_not_utf8(request: pytest.FixtureRequest, tmp_path: Pa
     path = tmp_path / os.fsdecode(b"t\xe9st.yaml")
     path.write_text(HEAD)
     with pytest.raises(SpecError) as caught:
-        load_spec(path)
+        load_with_positions(path)[0]
     compare_messages(request, [str(caught.value).replace(str(tmp_path), "{tmp_path}")])
 
 
 def test_a_file_that_is_not_there(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     with pytest.raises(SpecError) as caught:
-        load_spec(path)
+        load_with_positions(path)[0]
     compare_messages(request, [str(caught.value).replace(str(tmp_path), "{tmp_path}")])
 
 
 def test_a_directory_is_not_a_spec(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        load_spec(tmp_path)
+        load_with_positions(tmp_path)[0]
     compare_messages(request, [str(caught.value).replace(str(tmp_path), "{tmp_path}")])
 
 

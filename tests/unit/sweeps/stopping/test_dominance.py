@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.statistics.fronts import Fronts
+from sweeps.statistics.fronts import fronts
 from sweeps.stopping.metric_values import own_volumes, places
 
 
@@ -38,10 +38,8 @@ def test_volumes_are_hypervolume_contributions(points: list[tuple[float, ...]]) 
 
 
 def _front(points: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    fronts = Fronts(3)
-    for one in sorted(set(points)):
-        fronts.add(one)
-    return [tuple(one) for one in fronts.points[fronts.front(0)].tolist()]
+    distinct = sorted(set(points))
+    return [distinct[at] for at in next(fronts(distinct))]
 
 
 def test_units_of_a_metric_do_not_matter() -> None:
