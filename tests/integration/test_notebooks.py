@@ -88,6 +88,7 @@ def test_interrupted_kernel_drains_the_sweep(kernel: KernelManager, tmp_path: Pa
     assert sweep.trial(0).epochs > 0
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(6, "the notebook's kernel is killed")
 def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path: Path) -> None:
     process = psutil.Process(kernel.provisioner.pid)
