@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 SBOM ?= sbom.json
 # What takes long comes first: at the end there is something short left for whoever is done.
-SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
+SUITE := tests/chaos tests/integration tests/gpu tests/contract tests/golden tests/unit
 
 .PHONY: help env demo test unit check types lint contracts spelling docs format chaos seeds bench gpu sbom audit newest picture clean
 
@@ -29,11 +29,8 @@ demo: $(READY)  ## Run the digits sweep to its end and say how to look at it
 	@if [ -e runs/digits/sweep.yaml ]; then $(BIN)/sweep resume digits; \
 	 else $(BIN)/sweep run sweeps/examples/digits.yaml; fi
 
-test: $(READY)  ## Run the tests, two files at a time, and then the fault matrix's slice
-	@failed=0; set -x; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SUITE) || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/chaos || failed=1; \
-	exit $$failed
+test: $(READY)  ## Run the tests and the fault matrix's slice, two files at a time
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SUITE)
 
 unit: $(READY)  ## Run the quick tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/golden

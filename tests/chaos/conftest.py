@@ -37,7 +37,10 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     """Sweeps that nothing interrupted; `references.of(SERIAL)` makes one when first asked."""
-    return References(tmp_path_factory.mktemp("references"))
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "references"
+    directory.mkdir(exist_ok=True)
+    return References(directory)
 
 
 @pytest.fixture

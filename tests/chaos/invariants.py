@@ -12,7 +12,11 @@ What must not live here: how a sweep is started or killed (`sandbox.py`), and fa
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import pickle
 import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Collection
@@ -58,38 +62,50 @@ _SHOWN = 8
 
 
 class References:
-    """Sweeps that nothing interrupted, each made once per test session and spec.
+    """Sweeps that nothing interrupted, each made once per run of the tests and spec.
 
     Args:
-        directory: Where they are run.
+        directory: Where they are run; shared by the processes of the tests.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._made: dict[str, Outcome] = {}
-        self._sandboxes: dict[str, Sandbox] = {}
 
     def of(self, spec: str) -> Outcome:
         """What the sweep of a spec comes to when nothing happens to it."""
         if spec not in self._made:
-            sandbox = Sandbox(self._directory / f"reference-{len(self._made)}", spec)
-            try:
-                ended = sandbox.run().wait()
-                assert_ended(ended, 0)
-                found = read_outcome(sandbox, ended.seconds)
-                assert_points(found, found)
-                assert_trials(found, found)
-                assert_no_residue(sandbox)
-            finally:
-                sandbox.close()
-            self._made[spec] = found
-            self._sandboxes[spec] = sandbox
+            directory = self._place(spec)
+            kept = directory.with_suffix(".pickle")
+            with directory.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
+                if not kept.exists():
+                    shutil.rmtree(directory, ignore_errors=True)  # of one that failed
+                    kept.write_bytes(pickle.dumps(_undisturbed(Sandbox(directory, spec))))
+            self._made[spec] = pickle.loads(kept.read_bytes())
         return self._made[spec]
 
     def sandbox(self, spec: str) -> Sandbox:
         """Where the sweep of a spec was run that nothing happened to, to be looked at."""
         self.of(spec)
-        return self._sandboxes[spec]
+        return Sandbox(self._place(spec), spec)
+
+    def _place(self, spec: str) -> Path:
+        return self._directory / hashlib.sha256(spec.encode()).hexdigest()[:12]
+
+
+def _undisturbed(sandbox: Sandbox) -> Outcome:
+    """Run a sweep to its end."""
+    try:
+        ended = sandbox.run().wait()
+        assert_ended(ended, 0)
+        found = read_outcome(sandbox, ended.seconds)
+        assert_points(found, found)
+        assert_trials(found, found)
+        assert_no_residue(sandbox)
+    finally:
+        sandbox.close()
+    return found
 
 
 _OF_A_WORKER = ("gradsweep.device", "gradsweep.precision")

@@ -180,7 +180,7 @@ class ProbeDirectory:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
 
     def count(self, kind: str = "forward") -> int:
         """How many passes of a kind there were, of all trials and attempts."""

@@ -14,13 +14,17 @@ from typing import IO, Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from sweeps.cli.app import app
 from sweeps.engine.process_cleanup import find_orphans
 from sweeps.sweep_lock import read_holder
 from tests.integration.hung_command import end_hung_command
 from tests.time_limits import Deadline, scaled
 
 SWEEP = Path(sys.executable).with_name("sweep")
+LOOKING = ("status", "trials", "show")
+"""As processes they run in `test_module_shadowing.py` and `test_user_tasks.py`."""
 
 SMALL = """
 name: small
@@ -90,8 +94,14 @@ class CommandLine:
         return done.stdout
 
     def json(self, *arguments: str) -> Any:
-        """Run a looking command with --json."""
-        return json.loads(self.ok(*arguments, "--json"))
+        """Run a command with --json; in this process if it only looks at the ledger."""
+        if arguments[0] not in LOOKING:
+            return json.loads(self.ok(*arguments, "--json"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.directory)
+            done = CliRunner(env=self.environment).invoke(app, [*arguments, "--json"])
+        assert done.exit_code == 0, f"exit {done.exit_code}\n{done.output}\n{done.exception!r}"
+        return json.loads(done.stdout)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in the background; it is ended with the test."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.integration.commandline import CommandLine
 
 TASK = """
@@ -24,22 +22,21 @@ space: {}
 """
 
 
-@pytest.mark.parametrize("command", ["check", "train", "run"])
-def test_directory_of_the_spec_is_named(cli: CommandLine, command: str) -> None:
+def test_directory_of_the_spec_is_named(cli: CommandLine) -> None:
     project = cli.directory / "my project"
     (project / "samples").mkdir(parents=True)
     (project / "small.yaml").write_text(SPEC)
     (project / "mine.py").write_text(TASK)
     (project / "samples/data.csv").touch()
     said = "{} is beside the spec; repeat the command after: cd 'my project'"
-    done = cli(command, "my project/small.yaml")
-    assert done.returncode == 2
-    assert said.format("mine.py") in done.stderr
+    for command in ("check", "train", "run"):
+        done = cli(command, "my project/small.yaml")
+        assert done.returncode == 2
+        assert said.format("mine.py") in done.stderr
     cli.environment["PYTHONPATH"] = str(project)
-    done = cli(command, "my project/small.yaml")
+    done = cli("run", "my project/small.yaml")
     assert done.returncode == 2
     assert said.format("samples/data.csv") in done.stderr
     assert not cli.root.exists()
-    if command == "check":
-        (project / "mine.py").write_text(TASK.replace("samples", "else"))
-        assert "beside the spec" not in cli(command, "my project/small.yaml").stderr
+    (project / "mine.py").write_text(TASK.replace("samples", "else"))
+    assert "beside the spec" not in cli("check", "my project/small.yaml").stderr

@@ -1,12 +1,11 @@
-"""Sweeps stopped by signals, a second driver, and a ledger that rejects an end. Kills are in
-`tests/chaos`, rows 1 and 6.
+"""Sweeps stopped by signals, and a ledger that rejects an end. Kills and a second driver are in
+`tests/chaos`, rows 1, 6 and 27.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
+from tests.slices import sliced
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.store.metrics_file import read_rows
@@ -202,30 +202,6 @@ def test_ctrl_c_saves_drains_and_prints_resume_command(cli: CommandLine) -> None
     _assert_whole(cli, before)
 
 
-@pytest.mark.chaos
-def test_sigterm_drains_and_second_driver_is_refused(
-    cli: CommandLine,
-) -> None:
-    cli.write("small.yaml", LONG)
-    driver = cli.start("run", "small.yaml")
-    wait_until(lambda: driver.poll() is not None or _trained(cli))
-    token = cli.token("small")
-    second = cli("resume", "small", timeout=scaled(30))
-    assert second.returncode == 4
-    assert re.fullmatch(
-        rf"sweep 'small' is already being run by process {driver.pid} on \S+; "
-        r"only one driver may run a sweep, this one since [\d-]+ [\d:]+; "
-        r"watch it with: sweep status small --watch\n",
-        second.stderr,
-    )
-    os.kill(driver.pid, signal.SIGTERM)
-    printed, _ = driver.communicate(timeout=scaled(60))
-    assert driver.returncode == 143, printed
-    assert printed.splitlines()[-1] == "sweep resume small"
-    assert no_process_of(token)
-    assert cli.json("status", "small")["state"] == "interrupted"
-
-
 def test_second_ctrl_c_exits_immediately(cli: CommandLine) -> None:
     driver, token, before = _interrupt(cli, signal.SIGINT)
     wait_until(
@@ -257,7 +233,9 @@ def test_ledger_that_rejects_an_end_stops_the_sweep(
     assert [(t["state"], t["attempts"]) for t in after] == [("complete", 1)] * 2
 
 
-@pytest.mark.parametrize("moment", ["while it starts", "when it has started"])
+@pytest.mark.parametrize(
+    "moment", sliced(["while it starts", "when it has started"], "while it starts".__eq__)
+)
 def test_ray_does_not_abort_a_draining_driver(moment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DRAINS, uuid.uuid4().hex, moment],

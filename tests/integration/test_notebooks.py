@@ -79,6 +79,7 @@ def kernel(tmp_path: Path) -> Iterator[KernelManager]:
     manager.context.destroy()
 
 
+@pytest.mark.chaos  # of Python without a kernel: `test_ctrl_c_drains_and_is_raised`
 def test_interrupted_kernel_drains_the_sweep(kernel: KernelManager, tmp_path: Path) -> None:
     kernel.interrupt_kernel()
     sweep = Sweep.open("long", root=tmp_path / "runs")
@@ -88,6 +89,7 @@ def test_interrupted_kernel_drains_the_sweep(kernel: KernelManager, tmp_path: Pa
     assert sweep.trial(0).epochs > 0
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(6, "the notebook's kernel is killed")
 def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path: Path) -> None:
     process = psutil.Process(kernel.provisioner.pid)

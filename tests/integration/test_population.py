@@ -212,11 +212,11 @@ def _curve(directory: Path) -> list[tuple[int, float | None]]:
     return [(row.step, row.metrics.get("train/loss")) for row in read_rows(directory)]
 
 
-@pytest.mark.parametrize("at", [0, 1, 5, 6, 11])
+@pytest.mark.parametrize("at", [1, 6])
 def test_kill_at_a_rung_changes_nothing(
     once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    # Before and after the ledger knows, with one checkpoint linked of two, with both.
+    # After the ledger knows, and with one checkpoint linked of two.
     assert _assert_same_after_death(once, tmp_path, dying, monkeypatch, at)
 
 

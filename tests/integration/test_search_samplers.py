@@ -18,6 +18,7 @@ from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import KERNEL, SamplerRejected, Samplers, check_sampler
 from sweeps.search.suggest import Suggester
 from tests.integration.serial_search import end, ledger_at, loss, search, spec_of
+from tests.slices import samplers, sliced
 
 GRID = (
     "search.sampler=grid",
@@ -179,7 +180,7 @@ def test_grid_tries_no_initial_point_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", ["complete", "pruned", "failed"])
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes"])
+@pytest.mark.parametrize("sampler", samplers("tpe", "gp", "cmaes"))
 def test_startup_trials_have_results_before_model_suggests(
     tmp_path: Path, sampler: str, ended: str
 ) -> None:
@@ -205,7 +206,7 @@ def test_startup_trials_have_results_before_model_suggests(
     assert not is_random(), "four are complete, and tpe has seen one more"
 
 
-@pytest.mark.parametrize("sampler", ["gp", "optuna.samplers:GPSampler"])
+@pytest.mark.parametrize("sampler", sliced(["gp", "optuna.samplers:GPSampler"], "gp".__eq__))
 def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
     spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=3", "trials=9")
     search(tmp_path / "l.db", spec, deaths=[5])
@@ -232,7 +233,11 @@ def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TPESampler", "NSGAIIISampler", "BruteForceSampler", "QMCSampler", "CmaEsSampler"]
+    "name",
+    sliced(
+        ["TPESampler", "NSGAIIISampler", "BruteForceSampler", "QMCSampler", "CmaEsSampler"],
+        ("TPESampler", "CmaEsSampler").__contains__,
+    ),
 )
 def test_any_optuna_sampler_can_be_named(tmp_path: Path, name: str) -> None:
     more = ["search.arguments={multivariate: false}"] if name == "TPESampler" else []
@@ -395,7 +400,9 @@ def test_dry_run_shows_a_sampler_only_its_own_attributes(own_module: str) -> Non
     dry_run(spec_of(f"search.sampler={own_module}:Noting", "trials=40"))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid"])
+@pytest.mark.parametrize(
+    "sampler", samplers("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
+)
 def test_dry_run_accepts_working_arguments(sampler: str) -> None:
     spaces = [
         "{}",

@@ -29,6 +29,7 @@ from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec
 from tests.integration.serial_search import end, loss, search, spec_of
+from tests.slices import samplers
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 
@@ -109,7 +110,7 @@ def test_parameter_fixed_in_prior_sweep_counts(tmp_path: Path) -> None:
     assert not collect_warm_start(tmp_path, other).trials
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii"])
+@pytest.mark.parametrize("sampler", samplers("tpe", "gp", "cmaes", "nsgaii"))
 def test_first_trials_profit(tmp_path: Path, sampler: str) -> None:
     _earlier(tmp_path, trials=30)
     count = {"gp": 4, "nsgaii": 16}.get(sampler, 8)  # half of what nsgaii draws is mutated
@@ -120,7 +121,7 @@ def test_first_trials_profit(tmp_path: Path, sampler: str) -> None:
     assert sum(map(loss, warm)) < (0.9 if sampler == "nsgaii" else 0.7) * sum(map(loss, cold))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "nsgaii"])
+@pytest.mark.parametrize("sampler", samplers("tpe", "cmaes", "nsgaii"))
 def test_warm_start_is_fixed_across_a_kill(tmp_path: Path, sampler: str) -> None:
     old = _earlier(tmp_path)
     spec = _warm("trials=7", sampler=sampler)

@@ -122,6 +122,7 @@ def _states(cli: CommandLine) -> list[str]:
     return [trial["state"] for trial in cli.json("trials", "small")]
 
 
+@pytest.mark.chaos  # of the driver alone: `test_driver_exits_even_if_output_fails`
 def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     cli.write("small.yaml", LONG)
     driver = cli.start("run", "small.yaml")
@@ -146,6 +147,7 @@ def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     assert cli.json("status", "small")["state"] == "interrupted"
 
 
+@pytest.mark.chaos  # what is delivered of a damaged curve: tests/unit/tracking/test_outbox.py
 def test_damaged_curve_of_a_stopped_trial_is_reported(cli: CommandLine) -> None:
     cli.write("small.yaml", LONG)
     driver = cli.start("run", "small.yaml")

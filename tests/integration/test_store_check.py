@@ -20,6 +20,7 @@ from sweeps.run import ui
 from sweeps.run.doctor import check_stores
 from sweeps.run.session import open_sweep
 from sweeps.run.sync import deliver
+from tests.slices import sliced
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox
@@ -180,12 +181,14 @@ PART_LOST = {
 }
 
 
-@pytest.mark.parametrize("spoil", {**RUNS_LOST, **DELETED, **PART_LOST}.values(),
-                         ids={**RUNS_LOST, **DELETED, **PART_LOST}.keys())  # fmt: skip
-def test_missing_records_are_repaired_once(root: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "name", sliced([*RUNS_LOST, *DELETED, *PART_LOST], lambda name: name not in RUNS_LOST)
+)
+def test_missing_records_are_repaired_once(root: Path, name: str) -> None:
+    """Whole runs are looked for at each sync: `test_lost_runs_are_resent_automatically`."""
     whole = _held(root)
     assert len(whole.statuses) == NUM_RUNS
-    spoil(root)
+    (RUNS_LOST | DELETED | PART_LOST)[name](root)
     assert not (root / STORE).exists() or _held(root) != whole
     done = deliver(_view(root), verify=True)
     assert done.missing

@@ -93,6 +93,10 @@ def test_server_with_token_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda path, _: _mlflow("<html>", path), r"is MLflow of unknown version"),
         (lambda *_: (404, "no such page"), r"does not answer as an MLflow server does"),
+        (
+            lambda path, _: _mlflow("2.7.1", path),
+            r"is MLflow 2\.7\.1; a sweep needs at least 2\.8; upgrade the server",
+        ),
     ],
 )
 def test_unusable_server(answer: Callable[[str, str], tuple[int, str]], message: str) -> None:
@@ -206,32 +210,15 @@ def test_refused_connection_ends_run_before_it_starts(cli: CommandLine, nowhere:
     assert not cli.root.exists()
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        pytest.param(
-            lambda *_: (401, ""),
-            "refuses the credentials (HTTP 401); set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN in the environment",
-            id="credentials",
-        ),
-        pytest.param(
-            lambda path, _: _mlflow("2.7.1", path),
-            "is MLflow 2.7.1; a sweep needs at least 2.8; upgrade the server",
-            id="old",
-        ),
-    ],
-)
-def test_refusing_server_ends_run_before_it_starts(
-    cli: CommandLine, answer: Callable[[str, str], tuple[int, str]], message: str
-) -> None:
+def test_refusing_server_ends_run_before_it_starts(cli: CommandLine) -> None:
     cli.write("tiny.yaml", TINY)
-    with _server(answer) as url:
+    with _server(lambda *_: (401, "")) as url:
         done = cli("run", "tiny.yaml", "--tracking-uri", url)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr == (
-        f"--tracking-uri {url}: tracking.uri: {url} {message}, "
-        "or run with --offline and deliver later with `sweep sync`\n"
+        f"--tracking-uri {url}: tracking.uri: {url} refuses the credentials (HTTP 401); set "
+        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN in the "
+        "environment, or run with --offline and deliver later with `sweep sync`\n"
     )
     assert not cli.root.exists()
 
@@ -256,21 +243,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("f" * 12, "install the MLflow version that created it", id="newer"),
     ],
 )
-def test_other_schema_version_ends_run_before_it_starts(
-    cli: CommandLine, store: Path, revision: str, remedy: str
+def test_other_schema_version_is_unusable(
+    store: Path, tmp_path: Path, revision: str, remedy: str
 ) -> None:
-    cli.write("tiny.yaml", TINY)
-    path = cli.root / "mlflow.db"
-    cli.root.mkdir()
+    """That `run` refuses it, too: `test_sweep_on_postgresql_and_after_mlflow_upgrade`."""
+    path = tmp_path / "mlflow.db"
     shutil.copyfile(store, path)
     probe(f"sqlite:///{path}")  # as MLflow made it, it is usable
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-    done = cli("run", "tiny.yaml")
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert f"its tables have revision {revision}, and MLflow " in done.stderr
-    assert f"; {remedy.format(path=path)}, or run with --offline" in done.stderr
-    assert [entry.name for entry in cli.root.iterdir()] == ["mlflow.db"]
+    with pytest.raises(TrackingUnusable) as refused:
+        probe(f"sqlite:///{path}")
+    parts = (f"its tables have revision {revision}, and MLflow ", f"; {remedy.format(path=path)}")
+    assert_parts(str(refused.value), *parts)
 
 
 @pytest.mark.chaos

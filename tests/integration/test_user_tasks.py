@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tests.integration.commandline import TINY, CommandLine, wait_until
+from tests.integration.commandline import CommandLine, wait_until
 from tests.integration.process_inspection import Watcher, ask_ray
 from tests.time_limits import scaled
 
@@ -44,15 +44,6 @@ SECRETS = {
     "DB_PASS": f"{CANARY}/with a blank & more",
     "MLFLOW_TRACKING_URI": f"http://ada:{CANARY}-in-an-address@127.0.0.1:1",
 }
-LOOP = """
-import torch
-
-
-def run(config, context):
-    config.train.optimizer.lr, config.train.schedule.warmup, config.train.clip.max_norm
-    for epoch in context.remaining_epochs():
-        yield {"val/loss": 1 / (epoch + 1)}, {"model": {"w": torch.zeros(1)}}
-"""
 UMASK = 0o004
 """Others may not read, but may write: nobody wants that, and no file gets it."""
 TASK = '''
@@ -297,37 +288,16 @@ def test_sweep_without_success_has_no_best(
     assert best.stderr.startswith("no trial of sweep 'hopeless' has ended with a value")
 
 
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ("nowhere:Mine", "'nowhere:Mine': there is no module 'nowhere'"),
-        ("somewhere.else_:Mime", "'somewhere.else_:Mime': the module 'somewhere.else_' was"),
-        ("somewhere.else_:Net", "'somewhere.else_:Net' is the class Net, which does not derive"),
-    ],
-)
-def test_task_that_cannot_be_loaded_is_refused(
-    module_cli: CommandLine, trials: object, task: str, said: str
-) -> None:
+def test_task_that_cannot_be_loaded_is_refused(module_cli: CommandLine, trials: object) -> None:
+    """For what else cannot: tests/unit/trainable/test_task.py."""
     del trials
-    done = module_cli("run", "mine.yaml", "--name", "wrong", "-s", f"task.name={task}")
+    task = "task.name=somewhere.else_:Net"
+    done = module_cli("run", "mine.yaml", "--name", "wrong", "-s", task)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"-s task.name={task}: task.name: {said}")
+    said = "'somewhere.else_:Net' is the class Net, which does not derive"
+    assert line.startswith(f"-s {task}: task.name: {said}")
     assert not (module_cli.root / "wrong").exists()
-
-
-def test_file_beside_a_task_does_not_shadow_a_library(cli: CommandLine) -> None:
-    for stranger in ("tracking", "matplotlib", "plotly", "safetensors"):
-        cli.write(f"{stranger}.py", f"raise SystemExit('a stranger: {stranger}')")
-    cli.write("loops.py", LOOP)
-    cli.write("tiny.yaml", TINY.replace("{name: digits, model: mlp, width: 32}", "loops:run"))
-    done = cli("run", "tiny.yaml")
-    assert done.returncode == 0, done.stderr
-    assert "the process that delivers" not in done.stderr
-    cli.ok("sync", "small")
-    assert list((cli.root / "small/trials/0000").rglob("*.png"))
-    cli.ok("best", "small", "--export", "exported")
-    cli.ok("report", "small")
 
 
 def _holding(directory: Path, text: str) -> list[str]:

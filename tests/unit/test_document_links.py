@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
 from markdown import Markdown
 from pymdownx.slugs import slugify
 
@@ -76,9 +75,9 @@ def _broken(document: Path) -> list[str]:
     return sorted(broken)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
-    assert _broken(document) == []
+def test_links_lead_somewhere() -> None:
+    assert len(DOCUMENTS) > 50
+    assert {page: broken for page in DOCUMENTS if (broken := _broken(page))} == {}
 
 
 def test_broken_link_and_anchor_are_found(tmp_path: Path) -> None:

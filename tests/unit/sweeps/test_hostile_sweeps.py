@@ -27,7 +27,7 @@ from sweeps.cli.app import app
 from tests.time_limits import scaled
 from tests.unit.sweeps.interrupted_sweep import NAME, interrupted
 
-COUNT = int(os.environ.get("HOSTILE_SWEEPS", "60"))
+COUNT = int(os.environ.get("HOSTILE_SWEEPS", "20"))
 FIRST = int(os.environ.get("HOSTILE_FIRST", "0"))
 SECONDS = 5
 MOST_BYTES = 1 << 30
