@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from sweeps.cli import inspect
-from sweeps.cli.check import check, doctor, plan
+from sweeps.cli.check import check, doctor
 from sweeps.cli.confirm import confirm, retry
 from sweeps.cli.console import (
     Commands,
@@ -73,37 +74,6 @@ def read_options(
     """Read the options that stand before any command."""
 
 
-app.command(epilog="Example: sweep init my_project")(init)
-app.command(epilog="Example: sweep check sweep.yaml --thorough")(check)
-app.command(epilog="Example: sweep plan sweep.yaml --hours 8 --write tonight.yaml")(plan)
-app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")(run)
-app.command(epilog="Example: sweep resume digits -s trials=40")(resume)
-app.command(epilog="Example: sweep retry digits --failed")(retry)
-app.command(epilog="Example: sweep stop digits --trial 3")(stop)
-app.command(epilog="Example: sweep trust https://mlflow.example")(trust)
-app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.list_command)
-app.command(epilog="Example: sweep status digits --watch")(inspect.status)
-app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.trials)
-app.command(epilog="Example: sweep show digits 3")(inspect.show)
-app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
-app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
-app.command(epilog="Example: sweep confirm digits --top 3")(confirm)
-app.command(name="test", epilog="Example: sweep test digits")(evaluate)
-app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
-app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
-app.command(epilog="Example: sweep audit digits")(audit)
-app.command(epilog="Example: sweep export digits --parquet tables/")(export)
-app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
-app.command(epilog="Example: sweep reproduce digits --trial 3 --from latest")(reproduce)
-app.command(epilog="Example: sweep verify digits --json")(verify)
-app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
-app.command(epilog="Example: sweep du --root ~/runs")(du)
-app.command(epilog="Example: sweep rm digits --mlflow")(rm)
-app.command(epilog="Example: sweep sync digits --verify")(sync)
-app.command(epilog="Example: sweep ui digits --port 0")(ui)
-
-
-@app.command(epilog="Example: sweep train sweep.yaml -s budget.epochs=2 --dir run1")
 @imports_task
 def train(
     file: Annotated[
@@ -164,7 +134,53 @@ def train(
         train_once(spec, directory, out, err, figures)
 
 
-app.command(epilog="Example: sweep doctor --json")(doctor)
+def _register(group: str, *commands: tuple[Callable[..., None], str]) -> None:
+    for command, example in commands:
+        name = example.split()[0]
+        app.command(name, epilog=f"Example: sweep {example}", rich_help_panel=group)(command)
+
+
+_register(
+    "Run",
+    (init, "init my_project"),
+    (check, "check sweep.yaml --hours 8 --write tonight.yaml"),
+    (run, "run sweep.yaml -s trials=40 --name wider"),
+    (resume, "resume digits -s trials=40"),
+    (stop, "stop digits --trial 3"),
+    (train, "train sweep.yaml -s budget.epochs=2 --dir run1"),
+    (retry, "retry digits --failed"),
+)
+_register(
+    "Look",
+    (inspect.status, "status digits --watch"),
+    (inspect.trials, "trials digits --sort value --top 5"),
+    (inspect.show, "show digits 3"),
+    (inspect.best, "best digits --export best/"),
+    (inspect.compare, "compare digits wider --top 3"),
+    (inspect.report, "report digits --output digits.html"),
+    (ui, "ui digits --port 0"),
+    (inspect.diff, "diff digits 3 8"),
+    (logs, "logs digits 3 --follow"),
+    (export, "export digits --parquet tables/"),
+)
+_register(
+    "Trust",
+    (confirm, "confirm digits --top 3"),
+    (audit, "audit digits"),
+    (evaluate, "test digits"),
+    (reproduce, "reproduce digits --trial 3 --from latest"),
+    (verify, "verify digits --json"),
+)
+_register(
+    "Keep",
+    (inspect.list_command, "list --root ~/runs"),
+    (sync, "sync digits --verify"),
+    (doctor, "doctor --json"),
+    (clone, "clone digits wider -s trials=40"),
+    (du, "du --root ~/runs"),
+    (rm, "rm digits --mlflow"),
+    (trust, "trust https://mlflow.example"),
+)
 
 
 def main() -> None:

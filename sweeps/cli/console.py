@@ -165,6 +165,12 @@ Offline = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
+FORMER = {
+    "plan": "check FILE",
+}
+"""What does today what a former command did."""
+
+
 class Commands(TyperGroup):
     """All commands, with help texts that show no Python types."""
 
@@ -173,7 +179,12 @@ class Commands(TyperGroup):
         return _hide_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of this name; None without one."""
+        """Return the command of this name; None without one. A former name is answered."""
+        if cmd_name in FORMER:
+            fail(
+                f"'sweep {cmd_name}' is no command any more; use: sweep {FORMER[cmd_name]}",
+                code=WRONG_INPUT,
+            )
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _hide_types(command.get_params(ctx))

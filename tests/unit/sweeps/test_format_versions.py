@@ -17,7 +17,7 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.interrupted_sweep import interrupted
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
-NO_SWEEP_NEEDED = {"init", "check", "plan", "run", "train", "list", "doctor", "trust"}
+NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "trust"}
 MORE = {
     "export": ["--csv", "out"],
     "show": ["0"],
