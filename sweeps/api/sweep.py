@@ -213,7 +213,7 @@ class Sweep:
             SweepCommandError: There is no such sweep, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
-        chosen = [word for number in finish for word in ("--finish", str(number))]
+        chosen = [*map(str, finish), *["--finish"] * bool(finish)]
         flags = flags_of(accept_changes=accept_changes, offline=offline)
         return self._continue("resume", overrides, *chosen, *flags)
 
@@ -279,9 +279,8 @@ class Sweep:
             SweepCommandError: A trial has not failed, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
-        chosen = [word for number in trials for word in ("--trial", str(number))]
-        flags = flags_of(fresh=fresh, accept_changes=accept_changes, offline=offline)
-        return self._continue("retry", overrides, *chosen, *flags)
+        flags = flags_of(retry=True, fresh=fresh, accept_changes=accept_changes, offline=offline)
+        return self._continue("resume", overrides, *map(str, trials), *flags)
 
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.

@@ -17,27 +17,25 @@ import typer
 
 from sweeps.cli import inspect
 from sweeps.cli.check import check, doctor
-from sweeps.cli.confirm import confirm, retry
+from sweeps.cli.confirm import confirm
 from sweeps.cli.console import (
     Commands,
     Overrides,
     Root,
+    at_most_one,
     err,
-    fail,
-    imports_task,
     input_errors,
     loaded,
     out,
     path_option,
     read_path,
-    read_whole,
+    trial_argument,
     view_of,
 )
-from sweeps.cli.inspect import du, export, logs
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.result_checks import audit, evaluate, reproduce, verify
-from sweeps.cli.run import clone, init, resume, run, stop
-from sweeps.cli.stores import rm, sync, trust, ui
+from sweeps.cli.result_checks import audit
+from sweeps.cli.run import init, resume, run, stop
+from sweeps.cli.stores import list_command, sync, ui
 from sweeps.errors import WRONG_INPUT
 from trainable.store.private_files import keep_files_private
 
@@ -74,25 +72,20 @@ def read_options(
     """Read the options that stand before any command."""
 
 
-@imports_task
 def train(
     file: Annotated[
         Path,
         typer.Argument(
             parser=read_path,
             metavar="FILE",
-            help="The sweep's YAML file; with --trial, the name of a sweep.",
+            help="The sweep's YAML file; with TRIAL, the name of a sweep.",
         ),
     ],
-    settings: Overrides = None,
     trial: Annotated[
         int | None,
-        typer.Option(
-            parser=read_whole(0),
-            metavar="K",
-            help="Train this trial of a sweep again, exactly, and compare it with the trial.",
-        ),
+        trial_argument("Train this trial of the sweep again, exactly, and compare the two."),
     ] = None,
+    settings: Overrides = None,
     root: Root = None,
     directory: Annotated[
         Path | None,
@@ -107,9 +100,12 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train one run in this process, without Ray, for use with a debugger."""
+    """Train one run, or a trial again, in this process: for a debugger."""
     from sweeps.cli.train import check_task, train_again, train_once
     from sweeps.path_checks import check_private
+    from trainable.user_code.task_import import restart_in_hash_order
+
+    restart_in_hash_order()
 
     def check_places() -> None:
         for option, place in (("--dir", directory), ("--figures", figures)):
@@ -117,12 +113,7 @@ def train(
                 check_private(place, option)
 
     if trial is not None:
-        if settings:
-            fail(
-                "-s and --trial exclude each other; --trial trains exactly what the trial "
-                "trained; leave one of them out",
-                code=WRONG_INPUT,
-            )
+        at_most_one({"-s": settings, "TRIAL": trial})
         with input_errors():
             view = view_of(str(file), root)
             check_places()
@@ -146,40 +137,29 @@ _register(
     (check, "check sweep.yaml --hours 8 --write tonight.yaml"),
     (run, "run sweep.yaml -s trials=40 --name wider"),
     (resume, "resume digits -s trials=40"),
-    (stop, "stop digits --trial 3"),
+    (stop, "stop digits 3"),
     (train, "train sweep.yaml -s budget.epochs=2 --dir run1"),
-    (retry, "retry digits --failed"),
 )
 _register(
     "Look",
     (inspect.status, "status digits --watch"),
     (inspect.trials, "trials digits --sort value --top 5"),
-    (inspect.show, "show digits 3"),
+    (inspect.show, "show digits 3 --log --follow"),
     (inspect.best, "best digits --export best/"),
     (inspect.compare, "compare digits wider --top 3"),
-    (inspect.report, "report digits --output digits.html"),
+    (inspect.report, "report digits --open"),
     (ui, "ui digits --port 0"),
-    (inspect.diff, "diff digits 3 8"),
-    (logs, "logs digits 3 --follow"),
-    (export, "export digits --parquet tables/"),
 )
 _register(
     "Trust",
     (confirm, "confirm digits --top 3"),
-    (audit, "audit digits"),
-    (evaluate, "test digits"),
-    (reproduce, "reproduce digits --trial 3 --from latest"),
-    (verify, "verify digits --json"),
+    (audit, "audit digits 3 --reproduce --from latest"),
 )
 _register(
     "Keep",
-    (inspect.list_command, "list --root ~/runs"),
+    (list_command, "list --sizes --root ~/runs"),
     (sync, "sync digits --verify"),
     (doctor, "doctor --json"),
-    (clone, "clone digits wider -s trials=40"),
-    (du, "du --root ~/runs"),
-    (rm, "rm digits --mlflow"),
-    (trust, "trust https://mlflow.example"),
 )
 
 

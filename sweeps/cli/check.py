@@ -20,6 +20,7 @@ from sweeps.cli.console import (
     File,
     Overrides,
     Root,
+    at_most_one,
     err,
     input_errors,
     loaded,
@@ -27,7 +28,7 @@ from sweeps.cli.console import (
     path_option,
     show_found,
 )
-from sweeps.cli.plain_console import plain_table
+from sweeps.cli.plain_console import line, plain_table
 from sweeps.formatting import format_duration, quoted
 from sweeps.path_checks import check_file
 
@@ -78,7 +79,7 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Validate a spec and its task, and show what the sweep would take; starts nothing."""
+    """Check a spec and its task, and show the plan; starts nothing."""
     from sweeps.cli import messages
     from sweeps.errors import UserError
     from sweeps.spec.spec import load_with_positions
@@ -194,16 +195,66 @@ class Hanging:
             yield Text((" " * len(self.before) if number else self.before) + part)
 
 
-def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Check versions, GPUs, disks and sweeps; remove what dead drivers left behind."""
+def doctor(
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust",
+            metavar="ADDRESS",
+            help="Only allow sending credentials to this store, or, of file:// and a directory, "
+            "writing there; repeatable.",
+        ),
+    ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget", metavar="ADDRESS", help="Only take back that permission; repeatable."
+        ),
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine and its sweeps, clear up, or trust a store."""
     from sweeps.cli import render
     from sweeps.paths import resolve_root
     from sweeps.run.doctor import diagnose
 
+    at_most_one({"--trust": trust, "--forget": forget})
     with input_errors():
+        if addresses := trust or forget:
+            _change_trust(addresses, forget=forget is not None, as_json=as_json)
+            return
         findings = diagnose(resolve_root(root))
     show_found(
         [finding.as_dict() for finding in findings], as_json, lambda: render.findings(findings)
     )
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+def _change_trust(addresses: Sequence[str], *, forget: bool, as_json: bool) -> None:
+    """Change which stores are trusted; prints what changed, or as JSON all that are trusted."""
+    from sweeps.errors import UserError
+    from tracking import trusted_stores
+    from tracking.address import origin_of
+
+    for address in addresses:
+        if not trusted_stores.can_be_trusted(address):
+            raise UserError(
+                "the address is not valid; it is SCHEME://HOST:PORT, without a password, as "
+                "tracking.uri has it; write for example https://mlflow.example or "
+                "postgresql://db.example"
+            )
+    lines: list[RenderableType] = []
+    for address in addresses:
+        origin = origin_of(address)
+        if not forget:
+            trusted_stores.add_trusted(address, explicit=True)
+            is_file = origin.startswith("file:")
+            what = "sweeps may write to" if is_file else "credentials may be sent to"
+            lines.append(line(f"{what} {origin}"))
+        elif trusted_stores.remove_trusted(address):
+            lines.append(line(f"{origin} is removed from {trusted_stores.trust_file()}"))
+        else:
+            lines.append(line(f"{origin} was not in {trusted_stores.trust_file()}"))
+    show_found(trusted_stores.trusted(), as_json, lambda: Group(*lines))

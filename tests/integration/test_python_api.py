@@ -117,7 +117,7 @@ def test_loaded_model_has_the_recorded_loss(sweep: Sweep) -> None:
 
 def test_exported_tables_are_those_of_python(sweep: Sweep, tmp_path: Path) -> None:
     for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
-        command = [Path(sys.executable).with_name("sweep"), "export", "digits", f"--{kind}"]
+        command = [Path(sys.executable).with_name("sweep"), "report", "digits", f"--{kind}"]
         where = tmp_path / kind
         subprocess.run([*command, where, "--root", sweep.paths.root], check=True)
         trials, curves = read(where / f"trials.{kind}"), read(where / f"curves.{kind}")
