@@ -2,7 +2,7 @@
 
     <root>/                        default ./runs, or --root, or SWEEP_ROOT
       mlflow.db  mlartifacts/      the embedded tracking store
-      .removed/<sweep>/            a sweep that `sweep rm` has not removed completely yet
+      .removed/<sweep>/            a sweep that `list --remove` has not removed completely yet
       <sweep>/
         sweep.yaml                 the resolved spec, one revision after another
         ledger.db
@@ -150,7 +150,7 @@ def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
 
 
 REMOVED = ".removed"
-"""The directory in a root in which `sweep rm` removes sweeps."""
+"""The directory in a root in which `sweep list --remove` removes sweeps."""
 SCRATCH = ".export-"
 """The prefix of the directories in a sweep's own in which files are made before they are moved or
 recorded. A driver removes what a killed process left there."""
@@ -215,7 +215,7 @@ class SweepPaths:
 
     @property
     def removed(self) -> SweepPaths:
-        """Where `sweep rm` moves the sweep before it removes it.
+        """Where `sweep list --remove` moves the sweep before it removes it.
 
         No other command takes it for a sweep: `list_sweeps` does not look there.
         """

@@ -2,7 +2,7 @@
 
 A sweep's directory names its stores, and another user may have planted the directory. So the
 address in a spec is not enough. Before any connection, this user must have trusted the store: on a
-command line, in the environment, or with `sweep trust`. Trusted stores are kept in a file:
+command line, in the environment, or with `sweep doctor --trust`. A file keeps trusted stores:
 
     $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `address`
 
@@ -82,13 +82,13 @@ def check_trusted(uri: str) -> None:
         raise StoreUntrusted(
             f"{_shown(uri)} is a store that you have not named: credentials are sent only to "
             "stores that you gave on a command line or trusted; nothing was connected to; if you "
-            f"know it, trust it once with: sweep trust {_quoted(origin)}"
+            f"know it, trust it once with: sweep doctor --trust {_quoted(origin)}"
         )
     if origin.startswith("http://") and not explicit and _has_http_credentials(origin):
         raise StoreUntrusted(
             f"{_shown(uri)} is not encrypted: no password or token goes over http:// to other "
             "machines; nothing was connected to; use https://, or, in a network where nobody "
-            f"else listens, trust it once with: sweep trust {_quoted(origin)}"
+            f"else listens, trust it once with: sweep doctor --trust {_quoted(origin)}"
         )
 
 

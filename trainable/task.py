@@ -95,8 +95,8 @@ class Data:
             `train.batch_size` does not apply to training; `train.accumulation` splits each list.
         batched: Whether the items of a stream are batches, of which each is one forward pass.
             None: samples for an `IterableDataset`, batches for any other iterable.
-        test: Samples that no trial uses, for `sweep test`; or a function without arguments that
-            returns them, which only `sweep test` calls. A stream is read to its end.
+        test: Samples that no trial uses, for `sweep audit --test`; or a function without arguments
+            that returns them, which only that command calls. A stream is read to its end.
     """
 
     train: Samples

@@ -145,48 +145,26 @@ class Sweep:
         """
         return self._spec.to_yaml()
 
-    def check(self, *, thorough: bool = False) -> dict[str, Any]:
-        """Check the sweep and its task without starting anything.
+    def check(self, *, hours: float | None = None, thorough: bool = False) -> dict[str, Any]:
+        """Check the sweep and its task, and say what it would take, without starting anything.
 
         Examples:
-            >>> checked = Sweep.from_file("sweep.yaml").check(thorough=True)
-            >>> checked["plan"]["hours"], checked["warnings"]
-
-        Args:
-            thorough: Check the task's whole contract; builds the task several times.
-
-        Returns:
-            The object of `sweep check --json`: what the sweep would take, and warnings.
-
-        Raises:
-            SweepCommandError: Something is wrong; exit code 2.
-        """
-        with self._written() as arguments:
-            flags = flags_of(thorough=thorough)
-            found: dict[str, Any] = read_command(["check", *arguments, *flags, "--json"])
-            return found
-
-    def plan(self, *, hours: float | None = None, trials: int | None = None) -> dict[str, Any]:
-        """Say what the sweep would take by measured steps, and what hours buy; starts nothing.
-
-        Examples:
-            >>> planned = Sweep.from_file("sweep.yaml").plan(hours=8)
-            >>> planned["plan"]["trials"], planned["options"]
+            >>> checked = Sweep.from_file("sweep.yaml").check(hours=8)
+            >>> checked["plan"]["trials"], checked["options"], checked["warnings"]
 
         Args:
             hours: Find how many trials end within so many hours.
-            trials: Plan so many trials instead of those of the sweep.
+            thorough: Check the task's whole contract; builds the task several times.
 
         Returns:
-            The object of `sweep plan --json`.
+            The object of `sweep check --json`: the plan by measured steps, and warnings.
 
         Raises:
             SweepCommandError: Something is wrong; exit code 2.
         """
-        chosen = {"--hours": hours, "--trials": trials}
-        words = [w for key, one in chosen.items() if one is not None for w in (key, str(one))]
+        words = [*([] if hours is None else ["--hours", str(hours)]), *flags_of(thorough=thorough)]
         with self._written() as arguments:
-            found: dict[str, Any] = read_command(["plan", *arguments, *words, "--json"])
+            found: dict[str, Any] = read_command(["check", *arguments, *words, "--json"])
             return found
 
     def run(self, *, offline: bool = False) -> Sweep:
@@ -235,7 +213,7 @@ class Sweep:
             SweepCommandError: There is no such sweep, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
-        chosen = [word for number in finish for word in ("--finish", str(number))]
+        chosen = [*map(str, finish), *["--finish"] * bool(finish)]
         flags = flags_of(accept_changes=accept_changes, offline=offline)
         return self._continue("resume", overrides, *chosen, *flags)
 
@@ -301,9 +279,8 @@ class Sweep:
             SweepCommandError: A trial has not failed, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
-        chosen = [word for number in trials for word in ("--trial", str(number))]
-        flags = flags_of(fresh=fresh, accept_changes=accept_changes, offline=offline)
-        return self._continue("retry", overrides, *chosen, *flags)
+        flags = flags_of(retry=True, fresh=fresh, accept_changes=accept_changes, offline=offline)
+        return self._continue("resume", overrides, *map(str, trials), *flags)
 
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.

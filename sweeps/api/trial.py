@@ -110,7 +110,7 @@ class Trial:
         return frame.set_index("step")["value"].rename(name)
 
     def test(self, *, again: bool = False, accept_changes: bool = False) -> dict[str, float]:
-        """Evaluate the checkpoint of its value on the task's test data, as `sweep test` does.
+        """Evaluate the checkpoint of its value on the task's test data.
 
         The metrics are recorded beside the trial and on its run in MLflow. A second call returns
         what is recorded. It runs in a child process.
@@ -132,7 +132,7 @@ class Trial:
         """
         paths = self._view.paths
         number = self._weights.number
-        words = ["test", paths.name, "--trial", str(number), "--root", str(paths.root)]
+        words = ["audit", paths.name, str(number), "--test", "--root", str(paths.root)]
         flags = ["--again"] * again + ["--accept-changes"] * accept_changes
         run_command([*words, *flags])
         return read_tested(paths.trial(number))[-1].metrics

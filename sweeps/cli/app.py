@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,28 +16,26 @@ from typing import Annotated, Any
 import typer
 
 from sweeps.cli import inspect
-from sweeps.cli.check import check, doctor, plan
-from sweeps.cli.confirm import confirm, retry
+from sweeps.cli.check import check, doctor
+from sweeps.cli.confirm import confirm
 from sweeps.cli.console import (
     Commands,
     Overrides,
     Root,
+    at_most_one,
     err,
-    fail,
-    imports_task,
     input_errors,
     loaded,
     out,
     path_option,
     read_path,
-    read_whole,
+    trial_argument,
     view_of,
 )
-from sweeps.cli.inspect import du, export, logs
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.result_checks import audit, evaluate, reproduce, verify
-from sweeps.cli.run import clone, init, resume, run, stop
-from sweeps.cli.stores import rm, sync, trust, ui
+from sweeps.cli.result_checks import audit
+from sweeps.cli.run import init, resume, run, stop
+from sweeps.cli.stores import list_command, sync, ui
 from sweeps.errors import WRONG_INPUT
 from trainable.store.private_files import keep_files_private
 
@@ -73,56 +72,20 @@ def read_options(
     """Read the options that stand before any command."""
 
 
-app.command(epilog="Example: sweep init my_project")(init)
-app.command(epilog="Example: sweep check sweep.yaml --thorough")(check)
-app.command(epilog="Example: sweep plan sweep.yaml --hours 8 --write tonight.yaml")(plan)
-app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")(run)
-app.command(epilog="Example: sweep resume digits -s trials=40")(resume)
-app.command(epilog="Example: sweep retry digits --failed")(retry)
-app.command(epilog="Example: sweep stop digits --trial 3")(stop)
-app.command(epilog="Example: sweep trust https://mlflow.example")(trust)
-app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.list_command)
-app.command(epilog="Example: sweep status digits --watch")(inspect.status)
-app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.trials)
-app.command(epilog="Example: sweep show digits 3")(inspect.show)
-app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
-app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
-app.command(epilog="Example: sweep confirm digits --top 3")(confirm)
-app.command(name="test", epilog="Example: sweep test digits")(evaluate)
-app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
-app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
-app.command(epilog="Example: sweep audit digits")(audit)
-app.command(epilog="Example: sweep export digits --parquet tables/")(export)
-app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
-app.command(epilog="Example: sweep reproduce digits --trial 3 --from latest")(reproduce)
-app.command(epilog="Example: sweep verify digits --json")(verify)
-app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
-app.command(epilog="Example: sweep du --root ~/runs")(du)
-app.command(epilog="Example: sweep rm digits --mlflow")(rm)
-app.command(epilog="Example: sweep sync digits --verify")(sync)
-app.command(epilog="Example: sweep ui digits --port 0")(ui)
-
-
-@app.command(epilog="Example: sweep train sweep.yaml -s budget.epochs=2 --dir run1")
-@imports_task
 def train(
     file: Annotated[
         Path,
         typer.Argument(
             parser=read_path,
             metavar="FILE",
-            help="The sweep's YAML file; with --trial, the name of a sweep.",
+            help="The sweep's YAML file; with TRIAL, the name of a sweep.",
         ),
     ],
-    settings: Overrides = None,
     trial: Annotated[
         int | None,
-        typer.Option(
-            parser=read_whole(0),
-            metavar="K",
-            help="Train this trial of a sweep again, exactly, and compare it with the trial.",
-        ),
+        trial_argument("Train this trial of the sweep again, exactly, and compare the two."),
     ] = None,
+    settings: Overrides = None,
     root: Root = None,
     directory: Annotated[
         Path | None,
@@ -137,9 +100,12 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train one run in this process, without Ray, for use with a debugger."""
+    """Train one run, or a trial again, in this process: for a debugger."""
     from sweeps.cli.train import check_task, train_again, train_once
     from sweeps.path_checks import check_private
+    from trainable.user_code.task_import import restart_in_hash_order
+
+    restart_in_hash_order()
 
     def check_places() -> None:
         for option, place in (("--dir", directory), ("--figures", figures)):
@@ -147,12 +113,7 @@ def train(
                 check_private(place, option)
 
     if trial is not None:
-        if settings:
-            fail(
-                "-s and --trial exclude each other; --trial trains exactly what the trial "
-                "trained; leave one of them out",
-                code=WRONG_INPUT,
-            )
+        at_most_one({"-s": settings, "TRIAL": trial})
         with input_errors():
             view = view_of(str(file), root)
             check_places()
@@ -164,7 +125,42 @@ def train(
         train_once(spec, directory, out, err, figures)
 
 
-app.command(epilog="Example: sweep doctor --json")(doctor)
+def _register(group: str, *commands: tuple[Callable[..., None], str]) -> None:
+    for command, example in commands:
+        name = example.split()[0]
+        app.command(name, epilog=f"Example: sweep {example}", rich_help_panel=group)(command)
+
+
+_register(
+    "Run",
+    (init, "init my_project"),
+    (check, "check sweep.yaml --hours 8 --write tonight.yaml"),
+    (run, "run sweep.yaml -s trials=40 --name wider"),
+    (resume, "resume digits -s trials=40"),
+    (stop, "stop digits 3"),
+    (train, "train sweep.yaml -s budget.epochs=2 --dir run1"),
+)
+_register(
+    "Look",
+    (inspect.status, "status digits --watch"),
+    (inspect.trials, "trials digits --sort value --top 5"),
+    (inspect.show, "show digits 3 --log --follow"),
+    (inspect.best, "best digits --export best/"),
+    (inspect.compare, "compare digits wider --top 3"),
+    (inspect.report, "report digits --open"),
+    (ui, "ui digits --port 0"),
+)
+_register(
+    "Trust",
+    (confirm, "confirm digits --top 3"),
+    (audit, "audit digits 3 --reproduce --from latest"),
+)
+_register(
+    "Keep",
+    (list_command, "list --sizes --root ~/runs"),
+    (sync, "sync digits --verify"),
+    (doctor, "doctor --json"),
+)
 
 
 def main() -> None:

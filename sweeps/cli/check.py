@@ -1,4 +1,4 @@
-"""What is known before a sweep runs: `sweep check`, `sweep plan` and `sweep doctor`.
+"""What is known before a sweep runs: `sweep check` and `sweep doctor`.
 
 What must not live here: the checks (`run.check`, `run.doctor`) and the numbers (`trust.plan`).
 """
@@ -20,90 +20,20 @@ from sweeps.cli.console import (
     File,
     Overrides,
     Root,
+    at_most_one,
     err,
-    fail,
     input_errors,
     loaded,
     out,
     path_option,
-    read_whole,
     show_found,
 )
-from sweeps.cli.plain_console import plain_table
-from sweeps.errors import WRONG_INPUT
+from sweeps.cli.plain_console import line, plain_table
 from sweeps.formatting import format_duration, quoted
 from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
-    from sweeps.run.check import CheckResult
     from sweeps.trust.plan import PlanOption, PlanResult
-
-
-def check(
-    file: File,
-    settings: Overrides = None,
-    thorough: Annotated[
-        bool,
-        typer.Option(
-            "--thorough", help="Check the task's whole contract; builds the task several times."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Validate a spec and its task, and show what the sweep would take; starts nothing."""
-    from sweeps.cli import messages
-    from sweeps.run.check import check_sweep
-
-    notes = err if as_json else out
-    with loaded(file, settings) as (spec, document):
-        messages.choices(notes, document)
-        for module in spec.modules:  # warn before the import
-            messages.sentence(notes, f"imports {module}, whose code runs", style="")
-        with err.status("loading the task"):
-            checked = check_sweep(file, spec, thorough=thorough, choices=document.choices)
-    show_found(checked.as_dict(), as_json, lambda: _text(checked))
-
-
-def _text(checked: CheckResult) -> RenderableType:
-    """The result as text that wraps at words."""
-    facts = (checked.resources.describe(), *checked.facts.lines())
-    keys = ", ".join(checked.not_checked)
-    return Group(
-        Text(f"{checked.file} is valid", style="green"),
-        *(Hanging("  ", fact) for fact in facts),
-        Text("the plan"),
-        *(Hanging(f"  {word:<10}", sentence) for word, sentence in checked.rows()),
-        *(Text(warning, style="yellow") for warning in checked.warnings),
-        *([Hanging("  ", f"not checked before a run: {keys}")] if keys else []),
-    )
-
-
-@dataclass(frozen=True)
-class Hanging:
-    """A sentence that wraps at words, below its own beginning."""
-
-    before: str
-    sentence: str
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        width = max(20, options.max_width - len(self.before))
-        for number, part in enumerate(textwrap.wrap(self.sentence, width)):
-            yield Text((" " * len(self.before) if number else self.before) + part)
-
-
-def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Check versions, GPUs, disks and sweeps; remove what dead drivers left behind."""
-    from sweeps.cli import render
-    from sweeps.paths import resolve_root
-    from sweeps.run.doctor import diagnose
-
-    with input_errors():
-        findings = diagnose(resolve_root(root))
-    show_found(
-        [finding.as_dict() for finding in findings], as_json, lambda: render.findings(findings)
-    )
-    if any(finding.level == "fail" for finding in findings):
-        raise typer.Exit(1)
 
 
 _MOST_HOURS = 1e6
@@ -123,8 +53,9 @@ def _read_hours(text: object) -> float:
     )
 
 
-def plan(
+def check(
     file: File,
+    settings: Overrides = None,
     hours: Annotated[
         float | None,
         typer.Option(
@@ -134,35 +65,28 @@ def plan(
             help="Find how many trials end within so many hours.",
         ),
     ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials",
-            parser=read_whole(1),
-            metavar="N",
-            help="Plan so many trials instead of those of the spec.",
-        ),
-    ] = None,
-    settings: Overrides = None,
     write: Annotated[
         Path | None,
         path_option(
             "--write", "NEW", "Write the spec with that number of trials into a new file."
         ),
     ] = None,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough", help="Check the task's whole contract; builds the task several times."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a sweep would take by measured steps, and what hours buy; starts nothing."""
+    """Check a spec and its task, and show the plan; starts nothing."""
     from sweeps.cli import messages
     from sweeps.errors import UserError
     from sweeps.spec.spec import load_with_positions
     from sweeps.trust.plan import plan_sweep, write_plan
 
-    if hours is not None and trials is not None:
-        fail("--hours and --trials exclude each other; omit one of them", code=WRONG_INPUT)
-    with input_errors():
-        given = [*(settings or []), *([] if trials is None else [f"trials={trials}"])]
-        spec, document = load_with_positions(file, given)
+    notes = err if as_json else out
+    with loaded(file, settings) as (spec, document):
         if write is not None and write.exists():
             raise UserError(
                 f"{write} exists already; nothing is overwritten; remove it, or choose another "
@@ -170,28 +94,34 @@ def plan(
             )
         if write is not None:
             check_file(write, "--write")
-        notes = err if as_json else out
         for module in spec.modules:  # warn before the import
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
-        with document.attach_locations(), err.status("measuring some steps"):
-            found = plan_sweep(file, spec, hours=hours, trials=trials, choices=document.choices)
+        with err.status("loading the task, and measuring some steps"):
+            found = plan_sweep(
+                file, spec, hours=hours, thorough=thorough, choices=document.choices
+            )
             if hours is not None and document.choices and found.trials != spec.trials:
                 # `auto` chooses by the number of trials, which the hours decide.
-                spec, document = load_with_positions(file, [*given, f"trials={found.trials}"])
+                given = [*(settings or []), f"trials={found.trials}"]
+                spec, document = load_with_positions(file, given)
                 found = plan_sweep(file, spec, hours=hours, choices=document.choices)
         messages.choices(notes, document)
         changed = None if write is None else write_plan(found, document, write, settings or [])
     result = found.as_dict() | {"written": None if write is None else str(write)}
-    show_found(result, as_json, lambda: _plan_text(found))
+    show_found(result, as_json, lambda: _text(found))
     if write is not None and not as_json:
         out.print(f"wrote {write}; changed: {changed}", soft_wrap=True)
 
 
-def _plan_text(found: PlanResult) -> RenderableType:
-    """The plan as text that wraps at words, and a table of what else could be done."""
-    simulation = found.plan.simulation
+def _text(found: PlanResult) -> RenderableType:
+    """The result as text that wraps at words, and a table of what else could be done."""
+    checked, simulation = found.checked, found.plan.simulation
+    facts = (checked.resources.describe(), *checked.facts.lines())
     lines: list[RenderableType] = [
-        *(Hanging(f"{word:<10}", sentence) for word, sentence in found.rows()),
+        Text(f"{checked.file} is valid", style="green"),
+        *(Hanging("  ", fact) for fact in facts),
+        Text("the plan"),
+        *(Hanging(f"  {word:<10}", sentence) for word, sentence in found.rows()),
     ]
     if simulation.repeats:
         part = (
@@ -201,7 +131,7 @@ def _plan_text(found: PlanResult) -> RenderableType:
         )
         lines.append(
             Hanging(
-                f"{'':<10}",
+                f"  {'':<10}",
                 f"simulated: {simulation.repeats} sweeps{part}, with invented curves (power laws "
                 "with noise) of trials drawn at random; a sampler that improves trains more",
             )
@@ -209,6 +139,9 @@ def _plan_text(found: PlanResult) -> RenderableType:
     if len(found.options) > 1:
         lines += [Text(), Text(_title(found)), _table(found.options)]
     lines += [Text(warning, style="yellow") for warning in found.warnings]
+    if checked.not_checked:
+        keys = ", ".join(checked.not_checked)
+        lines.append(Hanging("  ", f"not checked before a run: {keys}"))
     return Group(*lines)
 
 
@@ -247,3 +180,81 @@ def _difference(option: PlanOption) -> str:
     if option.plan.simulation.repeats:
         return ", ".join(f"{k.rpartition('.')[2]} {v}" for k, v in option.overrides.items())
     return "nothing is stopped"
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """A sentence that wraps at words, below its own beginning."""
+
+    before: str
+    sentence: str
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(20, options.max_width - len(self.before))
+        for number, part in enumerate(textwrap.wrap(self.sentence, width)):
+            yield Text((" " * len(self.before) if number else self.before) + part)
+
+
+def doctor(
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust",
+            metavar="ADDRESS",
+            help="Only allow sending credentials to this store, or, of file:// and a directory, "
+            "writing there; repeatable.",
+        ),
+    ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget", metavar="ADDRESS", help="Only take back that permission; repeatable."
+        ),
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine and its sweeps, clear up, or trust a store."""
+    from sweeps.cli import render
+    from sweeps.paths import resolve_root
+    from sweeps.run.doctor import diagnose
+
+    at_most_one({"--trust": trust, "--forget": forget})
+    with input_errors():
+        if addresses := trust or forget:
+            _change_trust(addresses, forget=forget is not None, as_json=as_json)
+            return
+        findings = diagnose(resolve_root(root))
+    show_found(
+        [finding.as_dict() for finding in findings], as_json, lambda: render.findings(findings)
+    )
+    if any(finding.level == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _change_trust(addresses: Sequence[str], *, forget: bool, as_json: bool) -> None:
+    """Change which stores are trusted; prints what changed, or as JSON all that are trusted."""
+    from sweeps.errors import UserError
+    from tracking import trusted_stores
+    from tracking.address import origin_of
+
+    for address in addresses:
+        if not trusted_stores.can_be_trusted(address):
+            raise UserError(
+                "the address is not valid; it is SCHEME://HOST:PORT, without a password, as "
+                "tracking.uri has it; write for example https://mlflow.example or "
+                "postgresql://db.example"
+            )
+    lines: list[RenderableType] = []
+    for address in addresses:
+        origin = origin_of(address)
+        if not forget:
+            trusted_stores.add_trusted(address, explicit=True)
+            is_file = origin.startswith("file:")
+            what = "sweeps may write to" if is_file else "credentials may be sent to"
+            lines.append(line(f"{what} {origin}"))
+        elif trusted_stores.remove_trusted(address):
+            lines.append(line(f"{origin} is removed from {trusted_stores.trust_file()}"))
+        else:
+            lines.append(line(f"{origin} was not in {trusted_stores.trust_file()}"))
+    show_found(trusted_stores.trusted(), as_json, lambda: Group(*lines))

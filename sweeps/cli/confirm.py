@@ -1,4 +1,4 @@
-"""The commands that train trials again: `sweep confirm` the leaders, `sweep retry` failed ones.
+"""`sweep confirm`, which trains the best trials again.
 
 What must not live here: running them (`run`), and the words of the result (`trust.confirm`).
 """
@@ -15,21 +15,17 @@ from sweeps.cli.console import (
     AsJson,
     Name,
     Offline,
-    Overrides,
     Root,
     err,
-    fail,
     input_errors,
     out,
-    read_numbers,
     read_whole,
     show_found,
-    trial_numbers,
     view_of,
 )
 from sweeps.cli.plain_console import line, plain_table
 from sweeps.cli.run import Address, Grace
-from sweeps.errors import NO_SUCCESS, WRONG_INPUT
+from sweeps.errors import NO_SUCCESS
 from sweeps.formatting import parse_duration, quoted
 
 if TYPE_CHECKING:
@@ -49,7 +45,7 @@ def _read_probability(text: object) -> float:
 
 
 def confirm(
-    name: Name,
+    name: Name = None,
     top: Annotated[
         int | None,
         typer.Option(
@@ -90,7 +86,7 @@ def confirm(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the best trials again under common seeds, until it is known which is the best."""
+    """Train the best trials again until it is known which is the best."""
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.trust.confirm import find_confirmation
         from sweeps.view.sweep_view import SweepView
@@ -146,68 +142,3 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     elif not found.has_ended or found.failed_leaders:
         lines.append(line(f"continue with: {paths.command('confirm')}"))
     return Group(*lines)
-
-
-def retry(
-    name: Name,
-    settings: Overrides = None,
-    failed: Annotated[
-        bool,
-        typer.Option(
-            "--failed", help="Run every failed trial again; the default without --trial."
-        ),
-    ] = False,
-    trial: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trial",
-            metavar="K",
-            help="Run failed trial K again; also 4,7; repeatable.",
-            autocompletion=trial_numbers,
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start at step 0, not at the newest checkpoints.")
-    ] = False,
-    root: Root = None,
-    grace: Grace = "30s",
-    accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes",
-            help="Continue although other trials were trained with other code or data.",
-        ),
-    ] = False,
-    offline: Offline = False,
-    address: Address = None,
-) -> None:
-    """Run failed trials again after a fix, with the same numbers, and continue the sweep."""
-    if failed and trial:
-        fail(
-            "--failed and --trial exclude each other; --failed takes all failed trials; leave one "
-            "of them out",
-            code=WRONG_INPUT,
-        )
-    with err.status("reading the sweep") as spinner, input_errors():
-        numbers, view = read_numbers("--trial", trial or ()), view_of(name, root)
-        seconds = parse_duration(grace, "--grace")
-
-        from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.reconcile.retrying import RetryRequest
-        from sweeps.run import launch as operation
-        from sweeps.run.prepared import RunOptions
-
-        options = RunOptions(
-            grace=seconds,
-            address=address,
-            accept_changes=accept_changes,
-            offline=offline,
-            extra=RetryRequest(tuple(numbers), fresh),
-        )
-        raise typer.Exit(
-            run_to_end(
-                lambda: operation.resume(view, settings or [], RunConsole(spinner), options),
-                view.paths,
-                spinner,
-            )
-        )

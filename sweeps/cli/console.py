@@ -7,16 +7,15 @@ directories, and nothing slow is imported. What must not live here: any command.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import RenderableType
@@ -24,7 +23,6 @@ from typer.core import TyperGroup
 
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.errors import HELD, NO_SUCCESS, WRONG_INPUT
-from trainable.user_code.task_import import restart_in_hash_order
 
 
 def sweep_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -57,12 +55,11 @@ def _trials(ctx: typer.Context) -> list[Path]:
 
 
 if TYPE_CHECKING:
+    from sweeps.paths import SweepPaths
     from sweeps.spec.document import Document
     from sweeps.spec.spec import SweepSpec
     from sweeps.view.sweep_view import SweepView
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 # A pipe has no width; tables are then as wide as their content.
 out = PlainConsole(width=None if os.isatty(1) else 10**6)
 err = PlainConsole(stderr=True)
@@ -95,15 +92,6 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
     return read
 
 
-def read_numbers(option: str, texts: Sequence[str]) -> list[int]:
-    """Parse the values of an option that takes trials, such as `4` and `7,9`."""
-    read = read_whole(0)
-    try:
-        return [read(part.strip()) for text in texts for part in text.split(",")]
-    except typer.BadParameter as error:
-        raise typer.BadParameter(error.message, param_hint=f"'{option}'") from None
-
-
 def path_option(flag: str, metavar: str, help_text: str) -> Any:
     """Return an option that takes a file or directory."""
     return typer.Option(flag, parser=read_path, metavar=metavar, help=help_text)
@@ -117,36 +105,28 @@ File = Annotated[
     Path,
     typer.Argument(parser=read_path, metavar="FILE", help="The sweep's YAML file."),
 ]
+
+
+def name_argument(help_text: str) -> Any:
+    """Return the argument NAME."""
+    return typer.Argument(metavar="NAME", help=help_text, autocompletion=sweep_names)
+
+
 Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="The sweep's name.",
-        autocompletion=sweep_names,
-    ),
+    str | None, name_argument("The sweep's name; default: the only or the newest sweep.")
 ]
 
 
-def trial_option(help_text: str) -> Any:
-    """Return the option `--trial` of a command that takes at most one trial."""
-    return typer.Option(
-        "--trial",
+def trial_argument(help_text: str) -> Any:
+    """Return the argument TRIAL, which stands behind the sweep's name."""
+    return typer.Argument(
         parser=read_whole(0),
-        metavar="K",
+        metavar="TRIAL",
         help=help_text,
         autocompletion=trial_numbers,
     )
 
 
-TrialNumber = Annotated[
-    int,
-    typer.Argument(
-        parser=read_whole(0),
-        metavar="TRIAL",
-        help="The trial's number.",
-        autocompletion=trial_numbers,
-    ),
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -165,6 +145,23 @@ Offline = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
+FORMER = {
+    "clone": "init NEW --from NAME",
+    "diff": "show NAME TRIAL --diff TRIAL",
+    "du": "list --sizes",
+    "export": "report NAME --csv DIR",
+    "logs": "show NAME TRIAL --log",
+    "plan": "check FILE",
+    "reproduce": "audit NAME TRIAL --reproduce",
+    "retry": "resume NAME --retry",
+    "rm": "list NAME --remove",
+    "test": "audit NAME --test",
+    "trust": "doctor --trust ADDRESS",
+    "verify": "audit NAME --files",
+}
+"""What does today what a former command did."""
+
+
 class Commands(TyperGroup):
     """All commands, with help texts that show no Python types."""
 
@@ -173,26 +170,16 @@ class Commands(TyperGroup):
         return _hide_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of this name; None without one."""
+        """Return the command of this name; None without one. A former name is answered."""
+        if cmd_name in FORMER:
+            fail(
+                f"'sweep {cmd_name}' is no command any more; use: sweep {FORMER[cmd_name]}",
+                code=WRONG_INPUT,
+            )
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _hide_types(command.get_params(ctx))
         return command
-
-
-def imports_task(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Mark a command that imports a task in its own process.
-
-    It restarts Python, before it does anything, if sets of strings would have another order than
-    in the trials: a task may number classes by that order.
-    """
-
-    @functools.wraps(command)
-    def restarted(*arguments: _P.args, **options: _P.kwargs) -> _R:
-        restart_in_hash_order()
-        return command(*arguments, **options)
-
-    return restarted
 
 
 def _hide_types(params: list[Any]) -> list[Any]:
@@ -205,12 +192,44 @@ def _hide_types(params: list[Any]) -> list[Any]:
     return params
 
 
-def view_of(name: str, root: Path | None) -> SweepView:
+def paths_of(name: str | None, root: Path | None) -> SweepPaths:
+    """Return the files of a sweep; without a name, of the one that began or changed last."""
+    from sweeps.errors import UserError
+    from sweeps.paths import SweepPaths, list_sweeps, resolve_root
+
+    where = resolve_root(root)
+    if name is not None:
+        return SweepPaths(where, name)
+    found = sorted(list_sweeps(where), key=lambda paths: paths.spec.stat().st_mtime_ns)
+    if not found:
+        raise UserError(
+            f"there is no sweep below {where}; without NAME a command takes the newest one there; "
+            "write --root DIR, or start one with: sweep run FILE"
+        )
+    if len(found) > 1:
+        err.print(f"the newest sweep below {where}: {found[-1].name}", soft_wrap=True)
+    return found[-1]
+
+
+def view_and_trials(
+    name: str | None, trials: Sequence[int | None], root: Path | None
+) -> tuple[SweepView, list[int]]:
+    """Read a sweep's state, and return it with the trials that were given.
+
+    A lone number that names no sweep is a trial of the only or newest one.
+    """
+    numbers = [number for number in trials if number is not None]
+    if name and name.isdecimal() and not numbers and not paths_of(name, root).exists():
+        name, numbers = None, [read_whole(0)(name)]
+    return view_of(name, root), numbers
+
+
+def view_of(name: str | None, root: Path | None) -> SweepView:
     """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
     from sweeps.cli import messages
     from sweeps.view.sweep_view import SweepView
 
-    view = SweepView.open(name, root)
+    view = SweepView(paths_of(name, root))
     for warning in view.warnings:
         messages.sentence(err, warning, style="yellow")
     return view
@@ -232,6 +251,30 @@ def _finite(found: Any) -> Any:
     if isinstance(found, list | tuple):
         return [_finite(value) for value in found]
     return None if isinstance(found, float) and not math.isfinite(found) else found
+
+
+def at_most_one(options: Mapping[str, object]) -> None:
+    """Refuse options that exclude each other."""
+    given = [option for option, value in options.items() if _is_given(value)]
+    if len(given) > 1:
+        fail(
+            f"{given[0]} and {given[1]} exclude each other; leave one of them out",
+            code=WRONG_INPUT,
+        )
+
+
+def only_with(option: str, value: object, others: Mapping[str, object]) -> None:
+    """Refuse options that say nothing without another one."""
+    for other, given in others.items():
+        if _is_given(given) and not _is_given(value):
+            fail(
+                f"{other} says nothing without {option}; add {option}, or leave {other} out",
+                code=WRONG_INPUT,
+            )
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False and value != []
 
 
 def fail(message: str, *, code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The commands that only read: list, status, trials, show, logs, best, compare, report and others.
+"""The commands that look: status, trials, show, best, compare, report.
 
 Each but `report` answers within a second, also with a thousand trials. They therefore import no
 module that is slow to import. What must not live here: anything that changes a sweep.
@@ -7,70 +7,52 @@ module that is slow to import. What must not live here: anything that changes a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
 
 from sweeps.cli.console import (
     AsJson,
     Name,
     Root,
-    TrialNumber,
+    at_most_one,
     err,
     fail,
     input_errors,
+    name_argument,
+    only_with,
     out,
     path_option,
     read_whole,
     show_found,
-    sweep_names,
+    trial_argument,
     trial_numbers,
-    trial_option,
+    view_and_trials,
     view_of,
 )
-from sweeps.cli.plain_console import TextTable, line
 from sweeps.errors import LATE, NO_SUCCESS, WRONG_INPUT
-from sweeps.formatting import format_bytes
 
-
-def list_command(root: Root = None, as_json: AsJson = False) -> None:
-    """List the sweeps below the root."""
-    from sweeps.cli import messages, render
-    from sweeps.paths import resolve_root
-    from sweeps.view.sweep_view import statuses
-
-    with input_errors():
-        where, found = resolve_root(root), []
-        for one in statuses(where):
-            if isinstance(one, str):
-                messages.sentence(err, one, style="yellow")
-            else:
-                found.append(one)
-    show_found(found, as_json, lambda: render.sweeps(found, where))
+if TYPE_CHECKING:
+    from sweeps.view.sweep_view import SweepView
 
 
 def status(
-    name: Name,
+    name: Name = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Update the display until the sweep stops.")
     ] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state and progress of a sweep, and what a finished one found."""
+    """Show the state and progress of a sweep, and what it found."""
     from sweeps.cli import render
     from sweeps.trust.audit.read import audit_at_end, status_with_audit
     from sweeps.trust.findings import findings_at_end
 
-    if watch and as_json:
-        fail(
-            "--watch and --json exclude each other; --watch redraws a table, --json prints once; "
-            "omit one of them",
-            code=WRONG_INPUT,
-        )
+    at_most_one({"--watch": watch, "--json": as_json})
     if watch:
         with input_errors():
             render.watch(out, lambda: view_of(name, root))
@@ -84,7 +66,7 @@ def status(
 
 
 def trials(
-    name: Name,
+    name: Name = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -118,8 +100,7 @@ def trials(
     from sweeps.cli import render
     from sweeps.view.tables import select_rows, to_csv
 
-    if as_csv and as_json:
-        fail("--csv and --json exclude each other; leave one out", code=WRONG_INPUT)
+    at_most_one({"--csv": as_csv, "--json": as_json})
     with input_errors():
         view = view_of(name, root)
         rows = view.trials() if as_json else view.rows()
@@ -131,24 +112,73 @@ def trials(
 
 
 def show(
-    name: Name,
-    trial: TrialNumber,
+    name: Name = None,
+    trial: Annotated[int | None, trial_argument("The trial's number.")] = None,
+    log: Annotated[
+        bool,
+        typer.Option(
+            "--log", help="Print its output: its own prints, warnings, and how its process ended."
+        ),
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="With --log, print new lines until the trial ends."),
+    ] = False,
+    diff: Annotated[
+        int | None,
+        typer.Option(
+            "--diff",
+            parser=read_whole(0),
+            metavar="TRIAL",
+            help="Show in which parameters another trial differs.",
+            autocompletion=trial_numbers,
+        ),
+    ] = None,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one trial: parameters, reports, how and why it ended, and its files."""
+    """Show one trial: parameters, reports, its end and why; or its log."""
     from sweeps.cli import render
+    from sweeps.view.compare import differences
 
+    at_most_one({"--log": log, "--diff": diff, "--json": as_json and log})
+    only_with("--log", log, {"--follow": follow})
     with input_errors():
-        view = view_of(name, root)
-        found = view.details(trial)
-    show_found(found, as_json, lambda: render.trial(found, view.spec))
+        view, numbers = view_and_trials(name, [trial], root)
+        if not numbers:
+            fail(
+                "no TRIAL was given; this command shows one trial; write its number, as "
+                f"{view.paths.command('trials')} lists them",
+                code=WRONG_INPUT,
+            )
+        (number,) = numbers
+        if log:
+            _print_log(view, number, follow=follow)
+        elif diff is not None:
+            differing = differences(view, number, diff)
+            show_found(differing, as_json, lambda: render.differences(differing, view.spec))
+        else:
+            found = view.details(number)
+            show_found(found, as_json, lambda: render.trial(found, view.spec))
+
+
+def _print_log(view: SweepView, trial: int, *, follow: bool) -> None:
+    from sweeps.view.sweep_progress import trial_output
+
+    is_empty = True
+    for text in trial_output(view, trial, follow=follow):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        is_empty = is_empty and not text
+    if is_empty:
+        show = view.paths.command("show", str(trial))
+        err.print(f"trial {trial} has printed nothing; see: {show}", soft_wrap=True)
 
 
 def best(
-    name: Name,
+    name: Name = None,
     trial: Annotated[
-        int | None, trial_option("Choose this trial, also a pruned one, instead of the best.")
+        int | None, trial_argument("Choose this trial, also a pruned one, instead of the best.")
     ] = None,
     confirmed: Annotated[
         bool,
@@ -184,15 +214,11 @@ def best(
     from sweeps.trust.confirm import confirmed_trial, leader_in_confirmation
     from sweeps.view.sweep_view import NoBest
 
-    if pickled and register is None:
-        fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
-    if confirmed and trial is not None:
-        fail(
-            "--confirmed and --trial exclude each other; both choose a trial; leave one out",
-            code=WRONG_INPUT,
-        )
+    only_with("--register", register, {"--pickle": pickled})
     with input_errors():
-        view = view_of(name, root)
+        view, numbers = view_and_trials(name, [trial], root)
+        trial = next(iter(numbers), None)
+        at_most_one({"--confirmed": confirmed, "TRIAL": trial})
         artifacts.check(view, directory=export, model=register)
         try:
             if confirmed:
@@ -232,13 +258,9 @@ def best(
 
 def compare(
     names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NAME",
-            help="The sweeps' names.",
-            autocompletion=sweep_names,
-        ),
-    ],
+        list[str] | None,
+        name_argument("The sweeps' names; default: the only or the newest sweep."),
+    ] = None,
     top: Annotated[
         int,
         typer.Option(
@@ -248,12 +270,13 @@ def compare(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the best trials of one or several sweeps, and the parameters that differ."""
+    """Compare the best trials of sweeps, and parameters that differ."""
     from sweeps.cli import render
     from sweeps.view.compare import compare as compare_best
 
     with input_errors():
-        views = [view_of(name, root) for name in dict.fromkeys(names)]
+        chosen: Iterable[str | None] = dict.fromkeys(names) if names else [None]
+        views = [view_of(name, root) for name in chosen]
         found = compare_best(views, top=top)
     specs = [view.spec for view in views]
     show_found(found, as_json, lambda: render.comparison(found, specs))
@@ -261,41 +284,8 @@ def compare(
         render.pages(out, found)
 
 
-def diff(
-    name: Name,
-    first: Annotated[
-        int,
-        typer.Argument(
-            parser=read_whole(0),
-            metavar="A",
-            help="A trial's number.",
-            autocompletion=trial_numbers,
-        ),
-    ],
-    second: Annotated[
-        int,
-        typer.Argument(
-            parser=read_whole(0),
-            metavar="B",
-            help="Another trial's number.",
-            autocompletion=trial_numbers,
-        ),
-    ],
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show in which parameters two trials differ."""
-    from sweeps.cli import render
-    from sweeps.view.compare import differences
-
-    with input_errors():
-        view = view_of(name, root)
-        found = differences(view, first, second)
-    show_found(found, as_json, lambda: render.differences(found, view.spec))
-
-
 def report(
-    name: Name,
+    name: Name = None,
     output: Annotated[
         Path | None,
         path_option(
@@ -304,124 +294,38 @@ def report(
             "The file to write; default: NAME-report.html in the working directory.",
         ),
     ] = None,
-    root: Root = None,
-) -> None:
-    """Write an HTML report with all figures of a sweep, also while it runs."""
-    from sweeps.artifacts.export import report as draw
-    from sweeps.errors import NoReport
-
-    with input_errors():
-        view = view_of(name, root)
-        try:
-            with err.status("drawing"):
-                written = draw(view, output or Path(f"{name}-report.html"))
-        except NoReport as error:
-            fail(str(error), code=WRONG_INPUT)
-    out.print(f"wrote {written}", soft_wrap=True)
-
-
-def logs(
-    name: Name,
-    trial: TrialNumber,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Print new lines until the trial ends, or Ctrl-C."),
-    ] = False,
-    root: Root = None,
-) -> None:
-    """Print the output of a trial: its own prints, warnings, and how its process ended."""
-    from sweeps.view.sweep_progress import trial_output
-
-    with input_errors():
-        view = view_of(name, root)
-        is_empty = True
-        for text in trial_output(view, trial, follow=follow):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            is_empty = is_empty and not text
-    if is_empty:
-        show = view.paths.command("show", str(trial))
-        err.print(f"trial {trial} has printed nothing; see: {show}", soft_wrap=True)
-
-
-def du(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Show only this sweep.",
-            autocompletion=sweep_names,
-        ),
-    ] = None,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show how much space sweeps take: checkpoints, logs, ledger, outbox and report."""
-    from sweeps.cli import messages
-    from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.view.usage import sweep_usage, total_usage
-
-    with input_errors(), err.status("measuring"):
-        where = resolve_root(root)
-        if name is not None:
-            found = sweep_usage(SweepPaths(where, name))
-            show_found(found, as_json, lambda: _table([found]))
-            return
-        everything = total_usage(
-            where, lambda message: messages.sentence(err, message, style="yellow")
-        )
-    show_found(everything, as_json, lambda: _everything(everything))
-
-
-def _everything(found: dict[str, Any]) -> RenderableType:
-    """The table of all sweeps, and what else is below the root."""
-    lines = [
-        f"{what}: {format_bytes(found[key])}"
-        for key, what in (("tracking", "MLflow's store"), ("removed", "half-removed sweeps"))
-        if found[key]
-    ]
-    return Group(
-        *([_table(found["sweeps"])] if found["sweeps"] else []),
-        *map(line, [*lines, f"total: {format_bytes(found['total'])}"]),
-    )
-
-
-def _table(sweeps: Sequence[dict[str, Any]]) -> RenderableType:
-    from sweeps.view.usage import KINDS
-
-    columns = [*KINDS, "total"]
-    table = TextTable(["sweep", *columns], right=columns)
-    for one in sweeps:
-        table.rows.append([one["name"], *(format_bytes(one[column]) for column in columns)])
-    return table
-
-
-def export(
-    name: Name,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     csv: Annotated[
         Path | None,
-        path_option("--csv", "DIR", "Write trials.csv and curves.csv into this directory."),
+        path_option(
+            "--csv", "DIR", "Write trials.csv and curves.csv into this directory instead."
+        ),
     ] = None,
     parquet: Annotated[
         Path | None,
-        path_option(
-            "--parquet", "DIR", "Write trials.parquet and curves.parquet into this directory."
-        ),
+        path_option("--parquet", "DIR", "Write trials.parquet and curves.parquet there instead."),
     ] = None,
     root: Root = None,
 ) -> None:
-    """Write the trials of a sweep and their curves as CSV or Parquet, also while it runs."""
+    """Write a page with all figures of a sweep, or its tables."""
+    from sweeps.artifacts.export import report as draw
+    from sweeps.errors import NoReport
     from sweeps.view.tables import write_tables
 
+    at_most_one({"--csv": csv, "--parquet": parquet, "--output": output})
+    at_most_one({"--csv": csv, "--parquet": parquet, "--open": open_page})
     with input_errors():
         view = view_of(name, root)
-        if csv is not None and parquet is None:
-            directory, kind = csv, "csv"
-        elif parquet is not None and csv is None:
-            directory, kind = parquet, "parquet"
+        if (tables := csv or parquet) is not None:
+            with err.status("reading"):
+                written = write_tables(view, tables, "csv" if csv else "parquet")
         else:
-            fail("one of --csv DIR and --parquet DIR is needed; write one", code=WRONG_INPUT)
-        with err.status("reading"):
-            written = write_tables(view, directory, kind)
-        for file in written:
-            out.print(f"wrote {file}", soft_wrap=True)
+            try:
+                with err.status("drawing"):
+                    written = [draw(view, output or Path(f"{view.paths.name}-report.html"))]
+            except NoReport as error:
+                fail(str(error), code=WRONG_INPUT)
+    for file in written:
+        out.print(f"wrote {file}", soft_wrap=True)
+    if open_page:
+        webbrowser.open(written[0].absolute().as_uri())

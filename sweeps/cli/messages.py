@@ -73,7 +73,7 @@ def outcome(
         if best.state == "pruned":
             paragraph(out, f"it was stopped early: {best.reason or 'pruned'}")
         if result.can_finish:
-            finish = sweep("resume", "--finish", str(best.number))
+            finish = sweep("resume", str(best.number), "--finish")
             out.print(f"train it to its end: {finish}", soft_wrap=True)
     for one in found_lines(findings):
         paragraph(out, one)
@@ -97,14 +97,14 @@ def outcome(
     if result.stop is not None:
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
     if result.exit_code == 0:
-        choose = ("--trial", "K") if several else ()
+        choose = ("TRIAL",) if several else ()
         take = sweep("best", *choose, "--export", "DIR")
         for what, command in (
             ("compare in MLflow", sweep("ui")),
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *(
-                [("run the failed trials again, after a fix", sweep("retry", "--failed"))]
+                [("run the failed trials again, after a fix", sweep("resume", "--retry"))]
                 if result.num_retryable
                 else []
             ),
@@ -145,7 +145,7 @@ def after_failure(result: SweepOutcome, failure: SweepFailure, paths: SweepPaths
     look = ("trials",) if failure.trial is None else ("show", str(failure.trial))
     lines = [f"read more: {paths.command(*look)}"]
     if not result.needs_new_sweep and result.num_retryable and failure.is_of_the_task:
-        again = paths.command("retry", "--failed") + _cluster()
+        again = paths.command("resume", "--retry") + _cluster()
         then = "then run the failed trials again and continue with:"
         return [*lines, f"{failure.remedy}, {then}", again]
     if result.needs_new_sweep or not (result.num_left or result.grows):
@@ -338,7 +338,7 @@ def front_lines(
 def front_table(
     front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths, lost: str | None = None
 ) -> RenderableType:
-    """Return the table of `sweep best` without `--trial`; `lost` is why no trial has weights."""
+    """Return the table of `sweep best` without TRIAL; `lost` is why no trial has weights."""
     first = ("trial", *spec.metrics, spec.budget.report_word)
     columns = (*first, *titles(list(spec.space), first))
     found = plain_table(*columns, right=columns[1:])
@@ -349,7 +349,7 @@ def front_table(
             str(one["epoch"]),
             *(format_parameter(one["params"], key) for key in spec.space),
         )
-    choose = paths.command("best", "--trial", "K", "--export", "DIR")
+    choose = paths.command("best", "TRIAL", "--export", "DIR")
     last = f"no weights to export: {lost}" if lost else f"export one of them: {choose}"
     return Group(Text(_front_head(len(front)), style="bold"), found, line(last))
 

@@ -5,7 +5,7 @@ What must not live here: any message, and the content of a table.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -87,40 +87,95 @@ class _WordWrappedText(Table):
             yield Segment.line()
 
 
+_PROSE_LINES = 2
+_LEAST_PROSE = 24
+"""The width of a column of sentences for which other columns are left out."""
+
+
 class TextTable:
-    """A table for many rows, each on one line; line breaks in a cell become blanks.
+    """A table for many rows; line breaks in a cell become blanks.
 
     Rich measures and wraps every cell of its tables, which takes a second for a thousand trials.
-    This class does so only if the rows are wider than the terminal.
+    Here each row has one line. If the rows are wider than the terminal, the last of the `optional`
+    columns are left out, and named below; if the last column is `prose`, it wraps into two lines.
     """
 
-    def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        right: Container[str],
+        optional: Sequence[str] = (),
+        prose: str | None = None,
+    ) -> None:
         self.columns, self.right = columns, right
+        self.optional, self.prose = optional, prose
         self.rows: list[Sequence[str | Text]] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [[_unbroken(cell) for cell in row] for row in self.rows]
         head: list[str | Text] = [Text(name, style="bold") for name in self.columns]
-        lines = [head, *rows]
-        widths = [
-            max(cell_len(str(cell)) for cell in column) for column in zip(*lines, strict=True)
-        ]
-        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
+        lines = [head, *([_unbroken(cell) for cell in row] for row in self.rows)]
+        natural = {
+            name: max(cell_len(str(cell)) for cell in column)
+            for name, column in zip(self.columns, zip(*lines, strict=True), strict=True)
+        }
+        widths = self._fitting(natural, options.max_width)
+        if sum(widths.values()) + _GAP * (len(widths) - 1) > options.max_width:
             table = plain_table(*self.columns, right=self.right)
-            for row in rows:
+            for row in lines[1:]:
                 table.add_row(*row)
             yield table
             return
-        pads = [name in self.right for name in self.columns]
         for row in lines:
-            for index, (cell, width, right) in enumerate(zip(row, widths, pads, strict=True)):
-                text = str(cell)
-                space = " " * (width - cell_len(text))
-                style = console.get_style(cell.style) if isinstance(cell, Text) else None
-                yield Segment(f"{space}{text}" if right else f"{text}{space}", style)
-                if index < len(widths) - 1:
-                    yield Segment(" " * _GAP)
+            cells = [(n, c) for n, c in zip(self.columns, row, strict=True) if n in widths]
+            yield from self._line(console, cells, widths)
+        if hidden := [name for name in self.columns if name not in widths]:
+            yield Text(f"no room for {', '.join(hidden)}", style="dim")
+
+    def _fitting(self, natural: dict[str, int], room: int) -> dict[str, int]:
+        """Return the widths of the columns that fit."""
+        widths = dict(natural)
+        prose = self.prose if self.prose in widths else None
+
+        def excess() -> int:
+            return sum(widths.values()) + _GAP * (len(widths) - 1) - room
+
+        if prose is not None and excess() > 0:
+            widths[prose] = min(widths[prose], _LEAST_PROSE)
+        for name in reversed(self.optional):
+            if excess() > 0:
+                del widths[name]
+        if prose is not None:
+            widths[prose] = min(natural[prose], widths[prose] - min(excess(), 0))
+        return widths
+
+    def _line(
+        self, console: Console, cells: Sequence[tuple[str, str | Text]], widths: dict[str, int]
+    ) -> Iterator[Segment]:
+        rest: list[str] = []
+        for index, (name, cell) in enumerate(cells):
+            text, is_last = str(cell), index == len(cells) - 1
+            if name == self.prose:
+                text, *rest = _wrapped(text, widths[name], console)
+            space = " " * (widths[name] - cell_len(text))
+            style = console.get_style(cell.style) if isinstance(cell, Text) else None
+            padded = f"{space}{text}" if name in self.right else f"{text}{space}"
+            yield Segment(padded, style)
+            yield Segment.line() if is_last else Segment(" " * _GAP)
+        for more in rest:
+            before = sum(widths[name] + _GAP for name, _ in cells[:-1])
+            yield Segment(f"{' ' * before}{more}")
             yield Segment.line()
+
+
+def _wrapped(text: str, width: int, console: Console) -> list[str]:
+    """Return a sentence in at most two lines; the second one says that there is more."""
+    lines = [line.plain.rstrip() for line in Text(text).wrap(console, width)] or [""]
+    if len(lines) > _PROSE_LINES:
+        last = Text(f"{lines[_PROSE_LINES - 1]} …")
+        last.truncate(width, overflow="ellipsis")
+        lines[_PROSE_LINES - 1 :] = [last.plain]
+    return lines
 
 
 def _unbroken(cell: str | Text) -> str | Text:

@@ -192,12 +192,15 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     first += ["duration"] * timed
     last = ["attempts"] * attempts + [*again.values()] + ["seed"] * common + ["reason"] * reasons
     short = titles(keys, [*first, *last])
+    beside = ["duration"] * timed + ["step"] + ["attempts"] * attempts
     grid = TextTable(
         [*first, *short, *last],
         right={
             *(*spec.metrics, "+-", word, "step", "duration", "attempts"),
             *(*again.values(), "seed", *short),
         },
+        optional=[*short, *beside],
+        prose="reason",
     )
     for one in found:
         grid.rows.append(
@@ -402,7 +405,7 @@ def comparison(found: dict[str, Any], specs: Sequence[SweepSpec]) -> RenderableT
 
 
 def differences(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
-    """Return the table of `sweep diff`."""
+    """Return the table of `sweep show --diff`."""
     first, second = (f"trial {number}" for number in found["trials"])
     grid = TextTable(["", first, second], right={first, second})
     cells = [format_cells(value, spec.metrics) for value in found["values"]]
@@ -511,12 +514,12 @@ _MIN_ROWS = 2
 class _Column(NamedTuple):
     title: str
     cells: list[str]
-    what: str = ""
-    """What is counted as `1 more ...` if the column does not fit; empty: it is always shown."""
+    is_optional: bool = False
+    """Whether it is left out, and named below the table, if it does not fit."""
 
     @property
     def width(self) -> int:
-        least = _NUMBER_WIDTH if self.what else 0
+        least = _NUMBER_WIDTH if self.is_optional else 0
         return _GAP + max(least, cell_len(self.title), *map(cell_len, self.cells), 0)
 
 
@@ -529,7 +532,7 @@ def trial_table(
     height: int,
     live: bool,
 ) -> list[RenderableType]:
-    """Return the table of the trials and columns that fit, and a line that counts the others.
+    """Return the table of the trials and columns that fit, and a line about the others.
 
     The two have at most `height` lines. If `live`, rows have the last values, beside the best.
     """
@@ -549,9 +552,11 @@ def trial_table(
         cells = [Text(column.cells[index]) for column in columns]
         cells[1].stylize(_STATE_STYLES.get(row.state, ""))
         table.add_row(*cells, style="bold" if row is best else "")
-    more = {"trial": len(rows) - len(shown), **hidden}
-    said = ", ".join(f"{n} more {what}{'s' * (n > 1)}" for what, n in more.items() if n)
-    return [table, Text(f"+ {said}", style="dim")] if said else [table]
+    more = len(rows) - len(shown)
+    said = [f"+ {more} more trial{'s' * (more > 1)}"] if more else []
+    said += [f"no room for {', '.join(hidden)}"] if hidden else []
+    last = Text("; ".join(said), style="dim", no_wrap=True, overflow="ellipsis")
+    return [table, last] if said else [table]
 
 
 def _fitting(rows: list[TrialRow], best: TrialRow | None, height: int) -> list[TrialRow]:
@@ -571,40 +576,37 @@ def _columns(
     *,
     live: bool,
     width: int,
-) -> tuple[list[_Column], dict[str, int]]:
-    """Return the columns that fit, and how many parameters and other columns do not."""
+) -> tuple[list[_Column], list[str]]:
+    """Return the columns that fit, and the titles of those that do not."""
 
-    def numbers(title: str, name: str, what: str = "") -> _Column:
-        return _Column(title, [format_number(row.metrics.get(name)) for row in rows], what)
+    def numbers(title: str, name: str, is_optional: bool = False) -> _Column:
+        return _Column(title, [format_number(row.metrics.get(name)) for row in rows], is_optional)
 
     first = [
         _Column("trial", [str(row.number) for row in rows]),
         _Column("state", [row.state for row in rows]),
         _Column(spec.budget.report_word, [f"{row.epoch}/{spec.budget.reports}" for row in rows]),
     ]
-    metrics = [
-        numbers(metric, metric, "column" * (index > 0))
-        for index, metric in enumerate(spec.metrics)
-    ]
+    metrics = [numbers(metric, metric, index > 0) for index, metric in enumerate(spec.metrics)]
     best = [numbers("best", best_name(spec))] if live else []
     rates = [] if not live else ["train/grad_norm"]
     if live and "train.optimizer.lr" not in spec.space:  # else the applied rate says little
         rates.insert(0, "train/lr")
-    last = [numbers(name.removeprefix("train/"), name, "column") for name in rates]
+    last = [numbers(name.removeprefix("train/"), name, True) for name in rates]
     time = [_Column("time", [format_duration(durations[row.number]) for row in rows])]
     beside = [column.title for column in (*first, *metrics, *best, *last, *time)]
     params = [
-        _Column(title, [format_parameter(row.params, key) for row in rows], "parameter")
+        _Column(title, [format_parameter(row.params, key) for row in rows], True)
         for key, title in zip(spec.space, titles(list(spec.space), beside), strict=True)
     ]
     # In the order in which they get their place.
     wanted = [*first, *metrics[:1], *best, *time, *params, *metrics[1:], *last]
-    kept, hidden, used = [], {"parameter": 0, "column": 0}, -_GAP
+    kept, hidden, used = [], [], -_GAP
     for column in wanted:
-        if not column.what or used + column.width <= width:
+        if not column.is_optional or used + column.width <= width:
             kept.append(id(column))
             used += column.width
         else:
-            hidden[column.what] += 1
+            hidden.append(column.title)
     columns = [*first, *metrics, *best, *params, *last, *time]
     return [column for column in columns if id(column) in kept], hidden

@@ -1,4 +1,4 @@
-"""Whether a result holds: `sweep audit`, `sweep test`, `sweep reproduce` and `sweep verify`.
+"""Whether a result holds: `sweep audit`, with `--test`, `--reproduce` and `--files`.
 
 What must not live here: finding that out (`trust`).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,18 +19,21 @@ from sweeps.cli.console import (
     Name,
     Offline,
     Root,
+    at_most_one,
     err,
     fail,
-    imports_task,
     input_errors,
+    only_with,
     path_option,
+    paths_of,
     show_found,
-    trial_option,
-    view_of,
+    trial_argument,
+    view_and_trials,
 )
 from sweeps.cli.plain_console import line
 from sweeps.errors import LATE, NO_SUCCESS
 from sweeps.formatting import format_best, format_time, joined
+from trainable.user_code.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:
     from sweeps.trust.audit.read import Audit
@@ -40,17 +43,50 @@ if TYPE_CHECKING:
     from sweeps.view.sweep_view import SweepView
 
 
-@imports_task
-def reproduce(
-    name: Name,
-    trial: Annotated[int | None, trial_option("Reproduce this trial instead of the best.")] = None,
+def audit(
+    name: Name = None,
+    trial: Annotated[
+        int | None, trial_argument("With --test or --reproduce, this trial instead of the best.")
+    ] = None,
+    test: Annotated[
+        bool,
+        typer.Option(
+            "--test",
+            help="Evaluate the best trial on test data that no trial has used, and record that.",
+        ),
+    ] = False,
+    reproduce: Annotated[
+        bool,
+        typer.Option(
+            "--reproduce",
+            help="Train the best trial again, and compare its curve and its state bit for bit.",
+        ),
+    ] = False,
+    files: Annotated[
+        bool,
+        typer.Option(
+            "--files", help="Compare all files of the sweep with each other; nothing is changed."
+        ),
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="With --test, also if the trial was tested before."),
+    ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="With --test, although the task's model or data have changed since.",
+        ),
+    ] = False,
+    offline: Offline = False,
     start: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="CHECKPOINT",
-            help="Start at the first, latest or best checkpoint, or at that of an epoch; default: "
-            "at the beginning.",
+            help="With --reproduce, start at the first, latest or best checkpoint, or at that of "
+            "an epoch; default: at the beginning.",
         ),
     ] = None,
     ignore: Annotated[
@@ -58,44 +94,90 @@ def reproduce(
         typer.Option(
             "--ignore",
             metavar="METRIC",
-            help="Do not compare this metric, such as a time that the task measures; repeatable.",
+            help="With --reproduce, do not compare this metric, such as a time that the task "
+            "measures; repeatable.",
         ),
     ] = None,
     directory: Annotated[
         Path | None,
-        path_option("--dir", "DIR", "Keep the new run there; default: keep nothing."),
+        path_option("--dir", "DIR", "With --reproduce, keep the new run there."),
     ] = None,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a trial again, and compare its curve and its state bit for bit."""
-    from sweeps.path_checks import check_private
+    """Check whether a result can be trusted; test or reproduce it.
 
+    Without an option it prints eight cards, each a question with its verdict and evidence.
+    """
+    at_most_one({"--test": test, "--reproduce": reproduce, "--files": files})
+    only_with(
+        "--test",
+        test,
+        {"--again": again, "--accept-changes": accept_changes, "--offline": offline},
+    )
+    only_with("--reproduce", reproduce, {"--from": start, "--ignore": ignore, "--dir": directory})
+    if test or reproduce:
+        restart_in_hash_order()
+    is_good, cautions = True, []
+    found: Any
+    lines: Iterator[RenderableType]
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.trust.reproduction import reproduce as train_and_compare
         from sweeps.view.sweep_view import NoBest
 
-        view = view_of(name, root)
-        if directory is not None:
-            check_private(directory, "--dir")
+        view, numbers = (None, [trial]) if files else view_and_trials(name, [trial], root)
+        number = next(iter(numbers), None)
+        only_with("--test or --reproduce", test or reproduce, {"TRIAL": number})
         try:
-            found = train_and_compare(
-                view,
-                trial,
-                start=start,
-                directory=directory,
-                ignored=ignore or (),
-                doing=spinner.update,
-            )
+            if files or view is None:  # a sweep whose ledger is damaged has no view
+                from sweeps.trust.verification import verify
+
+                paths = paths_of(name, root)
+                found = verify(paths, spinner.update)
+                lines, is_good = _files_lines(found, paths.name), not found.contradictions
+            elif test:
+                from sweeps.trust.evaluation import evaluate_trial
+
+                found = evaluate_trial(
+                    view,
+                    number,
+                    again=again,
+                    accept_changes=accept_changes,
+                    offline=offline,
+                    doing=spinner.update,
+                )
+                lines = _test_lines(found, view)
+                cautions = [*found.cautions, *filter(None, [found.undelivered])]
+            elif reproduce:
+                from sweeps.path_checks import check_private
+                from sweeps.trust.reproduction import reproduce as train_and_compare
+
+                if directory is not None:
+                    check_private(directory, "--dir")
+                found = train_and_compare(
+                    view,
+                    number,
+                    start=start,
+                    directory=directory,
+                    ignored=ignore or (),
+                    doing=spinner.update,
+                )
+                lines = _reproduction_lines(found, view.spec.budget.report_word)
+                is_good = found.is_equal
+            else:
+                from sweeps.trust.audit.read import audit_sweep
+
+                found = audit_sweep(view)
+                lines = _cards(found)
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)
-    word = view.spec.budget.report_word
-    show_found(found.as_dict(), as_json, lambda: Group(*_lines(found, word)))
-    if not found.is_equal:
+    show_found(found.as_dict(), as_json, lambda: Group(*lines))
+    for caution in cautions:
+        err.print(caution, style="yellow", soft_wrap=True)
+    if not is_good:
         raise typer.Exit(LATE)
 
 
-def _lines(found: Reproduction, word: str) -> Iterator[RenderableType]:
+def _reproduction_lines(found: Reproduction, word: str) -> Iterator[RenderableType]:
     """Yield the result, what differs, and what may be the reason."""
     if found.is_equal:
         yield Text(f"trial {found.trial} is reproduced, bit for bit", style="bold green")
@@ -149,20 +231,7 @@ def _state(state: StateCheck) -> str:
     return f"{head}: {state.first} {state.what}{most}{more}"
 
 
-def verify(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Compare all files that a sweep keeps with each other; nothing is changed."""
-    with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.paths import SweepPaths, resolve_root
-        from sweeps.trust.verification import verify
-
-        paths = SweepPaths(resolve_root(root), name)
-        found = verify(paths, spinner.update)
-    show_found(found.as_dict(), as_json, lambda: Group(*_verify_lines(found, name)))
-    if found.contradictions:
-        raise typer.Exit(LATE)
-
-
-def _verify_lines(found: Verification, name: str) -> Iterator[RenderableType]:
+def _files_lines(found: Verification, name: str) -> Iterator[RenderableType]:
     count = len(found.contradictions)
     if count:
         word = "contradiction" if count == 1 else "contradictions"
@@ -177,107 +246,43 @@ def _verify_lines(found: Verification, name: str) -> Iterator[RenderableType]:
         yield line(note)
 
 
-@imports_task
-def evaluate(
-    name: Name,
-    trial: Annotated[int | None, trial_option("Test this trial instead of the best.")] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Evaluate also if the trial was tested before.")
-    ] = False,
-    accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes",
-            help="Evaluate although the task's model or data have changed since.",
-        ),
-    ] = False,
-    offline: Offline = False,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate the best trial on test data that no trial has used, and record the values."""
-    from sweeps.cli import messages
-
-    with err.status("reading the sweep"), input_errors():
-        from sweeps.trust.evaluation import evaluate_trial
-        from sweeps.view.sweep_view import NoBest
-
-        view = view_of(name, root)
-    with input_errors(), err.status("testing") as spinner:
-        try:
-            done = evaluate_trial(
-                view,
-                trial,
-                again=again,
-                accept_changes=accept_changes,
-                offline=offline,
-                doing=spinner.update,
-            )
-        except NoBest as error:
-            fail(str(error), code=NO_SUCCESS)
-    show_found(done.as_dict(), as_json, lambda: _shown(done, view))
-    for caution in (*done.cautions, *filter(None, [done.undelivered])):
-        messages.sentence(err, caution, style="yellow")
-
-
-def _shown(done: TrialTest, view: SweepView) -> RenderableType:
-    """Return the lines of `sweep test`."""
+def _test_lines(done: TrialTest, view: SweepView) -> Iterator[RenderableType]:
     newest, spec, record = done.results[-1], view.spec, done.record
-    word = spec.budget.report_word
     final = spec.select == "final"
     when = datetime.fromtimestamp(newest.timestamp_ms / 1000).astimezone().isoformat()
     chosen = format_best(spec.metrics, record.result or [], final=final)
-    lines: list[RenderableType] = [
-        Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold"),
-        Text(f"chosen by validation: {chosen}"),
-        Text(
-            f"{newest.num_samples:,} samples, checkpoint of {word} {newest.epoch}, step "
-            f"{newest.checkpoint_step}; {newest.precision} on {newest.device}"
-        ),
-    ]
+    yield Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold")
+    yield Text(f"chosen by validation: {chosen}")
+    yield Text(
+        f"{newest.num_samples:,} samples, checkpoint of {spec.budget.report_word} {newest.epoch}, "
+        f"step {newest.checkpoint_step}; {newest.precision} on {newest.device}"
+    )
     if not done.is_new:
-        again = view.paths.command("test", "--trial", str(record.number), "--again")
-        lines.append(line(f"recorded {format_time(when)}; evaluate again with: {again}"))
+        again = view.paths.command("audit", str(record.number), "--test", "--again")
+        yield line(f"recorded {format_time(when)}; evaluate again with: {again}")
     if done.pending:
         waiting = f"{done.pending} records are not delivered to the tracking store yet"
-        lines.append(line(f"{waiting}; deliver them with: {view.paths.command('sync')}"))
-    return Group(*lines)
+        yield line(f"{waiting}; deliver them with: {view.paths.command('sync')}")
 
 
 _STYLES = {"pass": "green", "warn": "yellow", "not enough data": "dim"}
 
 
-def audit(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Check whether a sweep's result can be trusted: eight cards, each with its evidence."""
-    from sweeps.trust.audit.read import audit_sweep
-
-    with input_errors():
-        found = audit_sweep(view_of(name, root))
-    show_found(found.as_dict() if as_json else found, as_json, lambda: _cards(found))
-
-
-def _cards(found: Audit) -> RenderableType:
-    """Return the cards, one below the other."""
-    parts: list[RenderableType] = []
+def _cards(found: Audit) -> Iterator[RenderableType]:
     spec = found.view.spec
     if len(spec.metrics) > 1:
-        parts.append(Text(f"The cards look at the first metric, {spec.metrics[0]}.\n"))
+        yield Text(f"The cards look at the first metric, {spec.metrics[0]}.\n")
     for card in found.cards:
         verdict = card.verdict if card.verdict == "not enough data" else card.verdict.upper()
-        parts += [
-            Text.assemble(
-                (verdict, _STYLES[card.verdict]), "  ", (card.question, "bold"), f"  ({card.id})"
-            ),
-            Text(card.evidence),
-        ]
+        yield Text.assemble(
+            (verdict, _STYLES[card.verdict]), "  ", (card.question, "bold"), f"  ({card.id})"
+        )
+        yield Text(card.evidence)
         command = found.command(card)
         if card.remedy is not None and command is not None:
-            parts.append(line(f"{card.remedy}: {command}"))
+            yield line(f"{card.remedy}: {command}")
         elif card.remedy is not None:
-            parts.append(Text(card.remedy))
-        parts.append(Text())
+            yield Text(card.remedy)
+        yield Text()
     count = len(found.cards)
-    parts.append(
-        Text(f"{len(found.warned)} of {count} cards warn, from {found.num_trials} ended trials")
-    )
-    return Group(*parts)
+    yield Text(f"{len(found.warned)} of {count} cards warn, from {found.num_trials} ended trials")

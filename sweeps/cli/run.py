@@ -1,4 +1,4 @@
-"""The commands that start and end sweeps: init, clone, run, resume and stop.
+"""The commands that start and end sweeps: init, run, resume and stop.
 
 What must not live here: running it (`run.launch`), and what is printed (`run_console`).
 """
@@ -19,29 +19,24 @@ from sweeps.cli.console import (
     Offline,
     Overrides,
     Root,
+    at_most_one,
     err,
     input_errors,
     naming_directory_of,
+    only_with,
     out,
-    read_numbers,
+    paths_of,
     read_path,
+    read_whole,
     show_found,
+    sweep_names,
+    trial_argument,
     trial_numbers,
-    trial_option,
-    view_of,
+    view_and_trials,
 )
 from sweeps.errors import LATE
 from sweeps.paths import PROGRAM, program_name
 
-Finish = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--finish",
-        metavar="K",
-        help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
-        autocompletion=trial_numbers,
-    ),
-]
 Grace = Annotated[
     str,
     typer.Option(
@@ -101,9 +96,27 @@ def run(
 
 
 def resume(
-    name: Name,
+    name: Name = None,
+    trials: Annotated[
+        list[int] | None, trial_argument("With --retry or --finish: these trials.")
+    ] = None,
     settings: Overrides = None,
-    finish: Finish = None,
+    retry: Annotated[
+        bool,
+        typer.Option(
+            "--retry", help="Run failed trials again after a fix, all of them or the given ones."
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="With --retry, start at step 0, not at newest checkpoints."),
+    ] = False,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish", help="Train the given pruned trials to their end, without early stopping."
+        ),
+    ] = False,
     root: Root = None,
     grace: Grace = "30s",
     accept_changes: Annotated[
@@ -115,15 +128,20 @@ def resume(
     offline: Offline = False,
     address: Address = None,
 ) -> None:
-    """Resume an interrupted sweep, extend a finished one (-s trials=40), or finish a trial."""
+    """Continue a sweep, extend it, or run its failed trials again."""
+    at_most_one({"--retry": retry, "--finish": finish})
+    only_with("--retry", retry, {"--fresh": fresh})
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.formatting import parse_duration
 
-        view, numbers = view_of(name, root), read_numbers("--finish", finish or ())
+        view, numbers = view_and_trials(name, trials or (), root)
+        only_with("--retry or --finish", retry or finish, {"TRIAL": numbers})
+        only_with("TRIAL", numbers, {"--finish": finish})
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.reconcile.finishing import FinishPruned
+        from sweeps.reconcile.retrying import RetryRequest
         from sweeps.run import launch as operation
         from sweeps.run.prepared import RunOptions
 
@@ -132,7 +150,7 @@ def resume(
             address=address,
             accept_changes=accept_changes,
             offline=offline,
-            extra=FinishPruned(numbers),
+            extra=RetryRequest(tuple(numbers), fresh) if retry else FinishPruned(numbers),
         )
         raise typer.Exit(
             run_to_end(
@@ -147,52 +165,66 @@ def init(
     directory: Annotated[
         Path,
         typer.Argument(
-            parser=read_path, metavar="DIR", help="Where to write; created when missing."
+            parser=read_path,
+            metavar="DIR",
+            help="Where to write, created when missing; with --from, the new sweep's name, "
+            "by default NAME-2.",
         ),
     ] = Path(),
-) -> None:
-    """Write a starter spec and a task module to edit."""
-    from sweeps.run.starter import write_starter
-
-    with input_errors():
-        written = write_starter(directory)
-    for path in written:
-        out.print(f"wrote {path}")
-    where, program = "", program_name()
-    if directory != Path():
-        where = f"cd {shlex.quote(str(directory))} && "
-        if program != PROGRAM:
-            program = os.path.relpath(program, directory)
-    run = shlex.join((program, "run", "sweep.yaml"))
-    out.print(f"run it with: {where}{run}", soft_wrap=True)
-
-
-def clone(
-    name: Name,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The new sweep's name.")],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Write instead the spec of a new sweep, configured as this one.",
+            autocompletion=sweep_names,
+        ),
+    ] = None,
     settings: Overrides = None,
     root: Root = None,
 ) -> None:
-    """Write NEW.yaml, the spec of a new sweep with the configuration of another one."""
+    """Write a starter spec and a task, or the spec of an earlier sweep."""
     from sweeps.cli import messages
-    from sweeps.paths import SweepPaths, command_line, resolve_root
-    from sweeps.run.starter import write_clone
+    from sweeps.paths import command_line
+    from sweeps.run.starter import write_clone, write_starter
 
+    only_with("--from", source, {"-s": settings})
     with input_errors():
-        paths = SweepPaths(resolve_root(root), name)
-        written, changed, damage = write_clone(paths, new, settings or [])
-    if damage:
-        messages.sentence(err, damage, style="yellow")
-    out.print(f"wrote {written}; changed: {changed}", soft_wrap=True)
-    run = command_line(paths.root, "run", str(written))
+        if source is not None:
+            paths = paths_of(source, root)
+            new = f"{source}-2" if directory == Path() else str(directory)
+            written, changed, damage = write_clone(paths, new, settings or [])
+            if damage:
+                messages.sentence(err, damage, style="yellow")
+            out.print(f"wrote {written}; changed: {changed}", soft_wrap=True)
+            run = command_line(paths.root, "run", str(written))
+        else:
+            for path in write_starter(directory):
+                out.print(f"wrote {path}")
+            where, program = "", program_name()
+            if directory != Path():
+                where = f"cd {shlex.quote(str(directory))} && "
+                if program != PROGRAM:
+                    program = os.path.relpath(program, directory)
+            run = where + shlex.join((program, "run", "sweep.yaml"))
     out.print(f"run it with: {run}", soft_wrap=True)
 
 
 def stop(
-    name: Name,
+    name: Name = None,
     trial: Annotated[
         int | None,
-        trial_option("End only this trial, which never resumes; the sweep need not run."),
+        trial_argument("End only this trial, which never resumes; the sweep need not run."),
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--trial",
+            parser=read_whole(0),
+            metavar="TRIAL",
+            help="The same as TRIAL.",
+            autocompletion=trial_numbers,
+        ),
     ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="Exit immediately, as a second Ctrl-C does.")
@@ -204,16 +236,22 @@ def stop(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a running sweep, whose trials save and can resume; or end one trial."""
+    """Stop a sweep, whose trials save and can resume; or end one trial."""
     from sweeps.cli import messages
     from sweeps.formatting import parse_duration
     from sweeps.run import stop_requests as operation
 
     with input_errors():
-        view, seconds = view_of(name, root), parse_duration(timeout, "--timeout")
+        view, numbers = view_and_trials(name, [trial], root)
+        at_most_one({"TRIAL": numbers, "--trial": number})
+        seconds = parse_duration(timeout, "--timeout")
         with err.status("requesting the stop") as spinner:
             stopped = operation.stop(
-                view, trial=trial, now=now, seconds=seconds, say=spinner.update
+                view,
+                trial=next(iter(numbers), number),
+                now=now,
+                seconds=seconds,
+                say=spinner.update,
             )
     show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, view.paths))
     if not stopped.done:

@@ -1,6 +1,6 @@
-"""The commands about what is stored: sync, ui, trust and rm.
+"""The commands that keep order: list with the sizes of sweeps and their removal, sync, and ui.
 
-What must not live here: what they do (`run`).
+What must not live here: what they do (`run`, `view.usage`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -17,25 +17,106 @@ from sweeps.cli.console import (
     AsJson,
     Name,
     Root,
+    at_most_one,
     err,
     fail,
     input_errors,
+    name_argument,
+    only_with,
     out,
     read_whole,
     show_found,
-    sweep_names,
     view_of,
 )
-from sweeps.cli.plain_console import line
+from sweeps.cli.plain_console import TextTable, line
 from sweeps.errors import LATE, WRONG_INPUT
 from sweeps.formatting import format_bytes
 
 if TYPE_CHECKING:
+    from sweeps.paths import SweepPaths
     from sweeps.run.removal import Removal
 
 
+def list_command(
+    name: Annotated[str | None, name_argument("Only this sweep.")] = None,
+    sizes: Annotated[
+        bool,
+        typer.Option(
+            "--sizes", help="Show how much space each takes: checkpoints, logs, ledger and others."
+        ),
+    ] = False,
+    remove: Annotated[
+        bool,
+        typer.Option("--remove", help="Remove the sweep: its files, and its objects in a store."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --remove, do not ask.")] = False,
+    mlflow: Annotated[
+        bool,
+        typer.Option(
+            "--mlflow", help="With --remove, delete its MLflow runs, too; they can be restored."
+        ),
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the sweeps, show their sizes, or remove one."""
+    from sweeps.cli import messages, render
+    from sweeps.paths import SweepPaths, resolve_root
+    from sweeps.view.sweep_view import statuses
+    from sweeps.view.usage import sweep_usage, total_usage
+
+    at_most_one({"--sizes": sizes, "--remove": remove})
+    only_with("--remove", remove, {"--yes": yes, "--mlflow": mlflow})
+    only_with("NAME", name, {"--remove": remove})
+
+    def warn(message: str) -> None:
+        messages.sentence(err, message, style="yellow")
+
+    with input_errors():
+        where = resolve_root(root)
+        paths = None if name is None else SweepPaths(where, name)
+        if remove and paths is not None:
+            _remove(paths, yes=yes, mlflow=mlflow, as_json=as_json)
+        elif sizes:
+            with err.status("measuring"):
+                found = total_usage(where, warn) if paths is None else sweep_usage(paths)
+            text = _everything if paths is None else lambda one: _table([one])
+            show_found(found, as_json, lambda: text(found))
+        else:
+            listed = []
+            for one in statuses(where) if name is None else [view_of(name, root).status()]:
+                if isinstance(one, str):
+                    warn(one)
+                else:
+                    listed.append(one)
+            show_found(listed, as_json, lambda: render.sweeps(listed, where))
+
+
+def _everything(found: dict[str, Any]) -> RenderableType:
+    """The table of all sweeps, and what else is below the root."""
+    lines = [
+        f"{what}: {format_bytes(found[key])}"
+        for key, what in (("tracking", "MLflow's store"), ("removed", "half-removed sweeps"))
+        if found[key]
+    ]
+    return Group(
+        *([_table(found["sweeps"])] if found["sweeps"] else []),
+        *map(line, [*lines, f"total: {format_bytes(found['total'])}"]),
+    )
+
+
+def _table(sweeps: Sequence[dict[str, Any]]) -> RenderableType:
+    from sweeps.view.usage import KINDS
+
+    columns = [*KINDS, "total"]
+    table = TextTable(["sweep", *columns], right=columns)
+    for one in sweeps:
+        table.rows.append([one["name"], *(format_bytes(one[column]) for column in columns)])
+    return table
+
+
 def sync(
-    name: Name,
+    name: Name = None,
     verify: Annotated[
         bool,
         typer.Option(
@@ -45,7 +126,7 @@ def sync(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver waiting records and notifications, and draw missing figures."""
+    """Deliver waiting records, and draw missing figures."""
     from sweeps.cli import messages, render
     from sweeps.run.sync import deliver
 
@@ -63,14 +144,7 @@ def sync(
 
 
 def ui(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Show only this sweep's runs.",
-            autocompletion=sweep_names,
-        ),
-    ] = None,
+    name: Annotated[str | None, name_argument("Show only this sweep's runs.")] = None,
     root: Root = None,
     port: Annotated[
         int,
@@ -106,86 +180,26 @@ def ui(
         fail(str(error), code=LATE)
 
 
-def trust(
-    addresses: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ADDRESS",
-            help="Stores to allow, or file:// and a directory; none: list them.",
-        ),
-    ] = None,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the addresses from the list instead.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Allow sending credentials to a store, or writing to a directory outside of a root."""
-    from sweeps.cli import messages
-    from sweeps.errors import UserError
-    from tracking import trusted_stores
-    from tracking.address import origin_of
-
-    with input_errors():
-        for address in addresses or ():
-            if not trusted_stores.can_be_trusted(address):
-                raise UserError(
-                    "the address is not valid; it is SCHEME://HOST:PORT, without a password, as "
-                    "tracking.uri has it; write for example https://mlflow.example or "
-                    "postgresql://db.example"
-                )
-        for address in addresses or ():
-            origin = origin_of(address)
-            if not forget:
-                trusted_stores.add_trusted(address, explicit=True)
-                what = (
-                    "sweeps may write to"
-                    if origin.startswith("file:")
-                    else "credentials may be sent to"
-                )
-                message = f"{what} {origin}"
-            elif trusted_stores.remove_trusted(address):
-                message = f"{origin} is removed from {trusted_stores.trust_file()}"
-            else:
-                message = f"{origin} was not in {trusted_stores.trust_file()}"
-            if not as_json:
-                messages.sentence(out, message, style="")
-        found = trusted_stores.trusted()
-    if as_json or not addresses:
-        show_found(found, as_json, lambda: "\n".join(found) or "no store is trusted yet")
-
-
 _INTERRUPTED = 130
 
 
-def rm(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-    mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="Delete its MLflow runs, too; they can be restored.")
-    ] = False,
-    root: Root = None,
-    as_json: AsJson = False,
-) -> None:
-    """Remove a sweep: its files, and its objects in a store."""
-    from sweeps.paths import SweepPaths, resolve_root
+def _remove(paths: SweepPaths, *, yes: bool, mlflow: bool, as_json: bool) -> None:
     from sweeps.run.removal import plan_removal, remove
 
-    with input_errors():
-        paths = SweepPaths(resolve_root(root), name)
-        with err.status("measuring"):
-            planned = plan_removal(paths, runs=mlflow)
-        if not yes:
-            _ask(planned)
-        try:
-            with err.status("removing"):
-                for one in planned:
-                    remove(one)
-        except KeyboardInterrupt:
-            options = ["--yes", *(["--mlflow"] if mlflow else [])]
-            err.print(
-                f"interrupted; complete it with: {paths.command('rm', *options)}", soft_wrap=True
-            )
-            raise typer.Exit(_INTERRUPTED) from None
+    with err.status("measuring"):
+        planned = plan_removal(paths, runs=mlflow)
+    if not yes:
+        _ask(planned)
+    try:
+        with err.status("removing"):
+            for one in planned:
+                remove(one)
+    except KeyboardInterrupt:
+        options = ["--remove", "--yes", *(["--mlflow"] if mlflow else [])]
+        err.print(
+            f"interrupted; complete it with: {paths.command('list', *options)}", soft_wrap=True
+        )
+        raise typer.Exit(_INTERRUPTED) from None
     show_found([one.as_dict() for one in planned], as_json, lambda: _removed(planned))
 
 

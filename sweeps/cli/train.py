@@ -1,7 +1,7 @@
 """`sweep train`: one training run in this process, without Ray, for use with a debugger.
 
 Of a sweep file, it uses the `train` section unchanged and does not sample the search space. With
-`--trial`, it trains a trial of a sweep again, as the trial was, and compares the two curves.
+TRIAL, it trains a trial of a sweep again, as the trial was, and compares the two curves.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ def _cautions(view: SweepView, record: TrialSummary) -> Iterator[str]:
         yield lost
     elif len(found) > 1:
         steps = ", ".join(str(one.until) for one in found[:-1])
-        exact = view.paths.command("reproduce", "--trial", str(record.number))
+        exact = view.paths.command("audit", str(record.number), "--reproduce")
         yield (
             f"trial {record.number} had other configurations until step {steps}; this run has the "
             f"last one from its beginning; train it as it was with: {exact}"

@@ -98,7 +98,7 @@ def trials_to_finish(
     wanted = sorted(set(numbers))
     for number in wanted:
         if fault := _fault(paths, spec, trials, number):
-            raise UserError(f"--finish {number}: {fault}")
+            raise UserError(f"--finish: {fault}")
     return [number for number in wanted if finishing_trial(number, trials) is None]
 
 
@@ -112,7 +112,7 @@ def check_unfinished(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialS
         except (OSError, ValueError):
             continue  # lost since; the trial resumes as every other one does
         if fault := _fault_of_config(was, spec, trials[trial.finishes]):
-            stop = paths.command("stop", "--trial", str(trial.number))
+            stop = paths.command("stop", str(trial.number))
             raise OriginChanged(
                 f"trial {trial.number} finishes trial {trial.finishes}: {fault}; or end the new "
                 f"trial with: {stop}; or resume with --accept-changes"
@@ -189,19 +189,19 @@ def _fault(
     if trial.finishes is not None:
         return (
             f"trial {number} itself finishes trial {trial.finishes}; --finish takes a trial that "
-            f"the search suggested; write --finish {trial.finishes}"
+            f"the search suggested; write {trial.finishes}"
         )
     if spec.repeats.seeds > 1:
         return (
             f"trial {number} is one of up to {spec.repeats.seeds} seeds of its configuration, "
             "which counts only with all of them; a single seed is not finished; use its best "
-            f"checkpoint: {paths.command('best', '--trial', str(number))}"
+            f"checkpoint: {paths.command('best', str(number))}"
         )
     if spec.early_stopping.rule.is_population:
         return (
             f"trial {number} is a member of a population ({spec.early_stopping.scheduler}), whose "
             "members train together; a single member cannot be finished; use its best checkpoint: "
-            f"{paths.command('best', '--trial', str(number))}"
+            f"{paths.command('best', str(number))}"
         )
     return _fault_of_files(paths, spec, trial)
 

@@ -1,9 +1,9 @@
 """Run failed trials again, as new attempts with their own numbers and parameters.
 
-`sweep retry` reopens them in one transaction of the ledger, which makes them unfinished, deletes
-reports after the checkpoint from which they continue, and stores what else is to be done: removing
-figures, with `--fresh` all files, and a run with points of steps that are trained again. If the
-driver dies there, the next one does that again. What must not live here: training, and the
+`sweep resume --retry` reopens them in one transaction of the ledger, which makes them unfinished,
+deletes reports after the checkpoint from which they continue, and stores what else is to be done:
+removing figures, with `--fresh` all files, and a run with points of steps that are trained again.
+If the driver dies there, the next one does that again. What must not live here: training, and the
 transaction (`ledger`).
 """
 
@@ -71,7 +71,7 @@ class RetryRequest(ExtraTraining):
         if not chosen and not any(_is_reopened(trial) for trial in trials):
             see = paths.command("trials")
             raise UserError(
-                f"sweep '{paths.name}' has no failed trial; retry takes failed trials; its "
+                f"sweep '{paths.name}' has no failed trial; --retry takes failed trials; its "
                 f"trials: {see}"
             )
         opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
@@ -80,7 +80,7 @@ class RetryRequest(ExtraTraining):
             more = [word for change in stop.continue_overrides for word in ("-s", change)]
             raise UserError(
                 f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run "
-                f"again at once; change it with: {paths.command('retry', *more)}"
+                f"again at once; change it with: {paths.command('resume', '--retry', *more)}"
             )
         return chosen
 
@@ -135,7 +135,7 @@ class Retry:
             )
         if not at:
             return None
-        fresh = paths.command("retry", "--trial", str(self.number), "--fresh")
+        fresh = paths.command("resume", str(self.number), "--retry", "--fresh")
         return (
             f"trial {self.number} diverged after report {at}, from whose checkpoint it continues; "
             "if its weights were too large by then, it diverges again; if it does, start it from "
@@ -217,7 +217,7 @@ def _fault(
     if not 0 <= number < len(trials):
         known = f"its trials are 0 to {len(trials) - 1}" if trials else "it has no trials yet"
         return f"sweep '{paths.name}' has no such trial; {known}"
-    trial, own = trials[number], ("--trial", str(number))
+    trial = trials[number]
     if _is_reopened(trial):
         if fresh and trial.failed_attempts[-1].continued_at:
             return (
@@ -228,13 +228,13 @@ def _fault(
     match trial.state:
         case "complete":
             return (
-                "it is complete; retry takes failed trials; train it once more, beside the sweep, "
-                f"with: {paths.command('train', *own)}"
+                "it is complete; --retry takes failed trials; train it once more, beside the "
+                f"sweep, with: {paths.command('train', str(number))}"
             )
         case "pruned":
             return (
-                "it was stopped; retry takes failed trials; train it to its end with: "
-                f"{paths.command('resume', '--finish', str(number))}"
+                "it was stopped; --retry takes failed trials; train it to its end with: "
+                f"{paths.command('resume', str(number), '--finish')}"
             )
         case "failed":
             if spec.early_stopping.rule.is_population:
@@ -246,7 +246,7 @@ def _fault(
                 return (
                     f"it continues trial {trial.finishes}, whose checkpoints it began with, and "
                     "--fresh would begin at step 0; leave --fresh out, or train the configuration "
-                    f"anew, beside the sweep, with: {paths.command('train', *own)}"
+                    f"anew, beside the sweep, with: {paths.command('train', str(number))}"
                 )
             return None
     return f"it has not failed; it continues with: {paths.command('resume')}"
@@ -254,7 +254,7 @@ def _fault(
 
 def _newest(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> tuple[int, int]:
     """Return epoch and step of the checkpoint from which a trial continues."""
-    fresh = paths.command("retry", "--trial", str(record.number), "--fresh")
+    fresh = paths.command("resume", str(record.number), "--retry", "--fresh")
     store = trial_store(paths, spec, record.number)
     try:
         newest = store.newest()

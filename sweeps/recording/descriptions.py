@@ -105,7 +105,7 @@ def _checkpoint(record: TrialSummary, spec: SweepSpec, paths: SweepPaths) -> str
     at = f"{spec.budget.report_word} {record.best_epoch}, step {record.best_step}"
     if record.lacks_model:
         return at
-    words = ("best", "--trial", str(record.number), "--export", "DIR")
+    words = ("best", str(record.number), "--export", "DIR")
     command = paths.command(*words, program=PROGRAM)
     return f"{at}; export: {_code(command)}"
 

@@ -222,8 +222,8 @@ def _tested(sweep: SweepData) -> Iterator[PageSection]:
         "samples",
     ]
     sentence = (
-        "Checkpoints evaluated by sweep test on samples that no trial used. Only the values of "
-        "the trial that validation chose are unbiased."
+        "Checkpoints evaluated by sweep audit --test on samples that no trial used. Only the "
+        "values of the trial that validation chose are unbiased."
     )
     yield PageSection("Test data", sentence, table(heads, rows))
 

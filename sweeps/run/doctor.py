@@ -37,7 +37,7 @@ from sweeps.stores import check_owner, check_store, probe_store, tracker_at
 from sweeps.sweep_lock import is_held, read_holder
 from tracking.address import is_database, sqlite_file
 from tracking.tracker import TrackingUnusable
-from tracking.trusted_stores import StoreUntrusted
+from tracking.trusted_stores import StoreUntrusted, trusted
 from trainable.errors import StorageError
 from trainable.store.regular_files import probe_directory
 
@@ -99,6 +99,7 @@ def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
         _account(),
         *_limits(),
         *_tracking(root),
+        *_trusted_stores(),
         *extra,
     ]
 
@@ -318,6 +319,15 @@ def _limits() -> Iterator[Finding]:
     for one in found:
         detail, _, remedy = one.rpartition("; ")
         yield Finding("fail", "limits", detail, remedy)
+
+
+def _trusted_stores() -> Iterator[Finding]:
+    """Yield the stores to which credentials may be sent, if there are any."""
+    try:
+        if found := trusted():
+            yield Finding("ok", "trusted stores", ", ".join(found))
+    except StoreUntrusted as error:
+        yield Finding("fail", "trusted stores", str(error), "correct this")
 
 
 def _loopback() -> Finding:

@@ -32,7 +32,7 @@ from trainable.store.regular_files import make_directory, sync_directory
 
 @dataclass
 class Removal:
-    """What `sweep rm` removes, or has removed, of one directory of a sweep."""
+    """What `sweep list --remove` removes, or has removed, of one directory of a sweep."""
 
     paths: SweepPaths
     """The sweep, at the place that its name says."""
@@ -209,6 +209,7 @@ def _remove_files(rest: SweepPaths) -> None:
 def _check_no_link(directory: Path) -> None:
     if directory.is_symlink():
         raise UserError(
-            f"{directory} is a symbolic link to {os.readlink(directory)}; `sweep rm` removes only "
-            f"directories below the root; remove what it leads to yourself, then the link"
+            f"{directory} is a symbolic link to {os.readlink(directory)}; `sweep list "
+            "--remove` removes only directories below the root; remove what it leads to yourself, "
+            "then the link"
         )

@@ -334,7 +334,7 @@ def _check_workers(
             workers,
             most,
             "resume the sweep where they do, or end the trial with: "
-            + paths.command("stop", "--trial", str(trial.number)),
+            + paths.command("stop", str(trial.number)),
         )
         for trial in trials
         # new trials of the search fit: the spec was checked

@@ -217,7 +217,7 @@ def stop(
         return stop_sweep(paths, now=now, seconds=seconds, say=say)
     if now:
         raise NotRunningError(
-            "--now and --trial exclude each other; a trial ends at its next step; "
+            "--now and TRIAL exclude each other; a trial ends at its next step; "
             "leave one of them out"
         )
     try:

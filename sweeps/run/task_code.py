@@ -89,7 +89,7 @@ def _has_code(package: ModuleSpec) -> bool:
 def as_a_trial(spec: SweepSpec) -> Iterator[None]:
     """Prepare this process as a trial's worker: import paths, and no credentials.
 
-    The command that calls this is marked `imports_task` (`cli.console`).
+    The command that calls this begins with `restart_in_hash_order`.
     """
     check_hash_order()
     withheld = os.environ.keys() & withheld_variables(spec)

@@ -197,7 +197,7 @@ class LedgerSearcher(Searcher):
         """Return the configuration of a trial."""
         config = self._spec.trial_config(trial.seed, trial.params)
         if self._capacity.max_workers is not None and config.workers > self._capacity.max_workers:
-            again = self._paths.command("retry", "--trial", str(trial.number), program=PROGRAM)
+            again = self._paths.command("resume", str(trial.number), "--retry", program=PROGRAM)
             remedy = f"run it again where they do, with: {again}"
             raise SpecError(
                 [does_not_fit(trial.number, config.workers, self._capacity.max_workers, remedy)]

@@ -1,7 +1,7 @@
 """How a trial is run: what its parameters do not fix, and what is recorded of its configuration.
 
-Workers, `sweep train NAME --trial K` and `sweep test` use these functions, so that a trial trained
-again is the same run. What must not live here: the configuration by parameters
+Workers, `sweep train NAME TRIAL` and `sweep audit --test` use these functions, so that a trial
+trained again is the same run. What must not live here: the configuration by parameters
 (`spec.SweepSpec.trial_config`).
 """
 

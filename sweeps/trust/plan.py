@@ -14,7 +14,7 @@ from typing import Any
 from sweeps.engine.planned_resources import planned_resources
 from sweeps.engine.resources import Machine
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
-from sweeps.errors import Issue, SpecError, UserError
+from sweeps.errors import SpecError, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.path_checks import write_file
 from sweeps.run.check import CheckResult, check_sweep
@@ -89,18 +89,16 @@ def plan_sweep(
     spec: SweepSpec,
     *,
     hours: float | None = None,
-    trials: int | None = None,
+    thorough: bool = False,
     choices: Sequence[AutoChoice] = (),
 ) -> PlanResult:
     """Return what a sweep will take, by some measured steps and a simulation of its rule."""
-    if trials is not None:
-        _refuse_too_many(spec, trials)
-    checked = check_sweep(file, spec, thorough=False, choices=choices)
+    checked = check_sweep(file, spec, thorough=thorough, choices=choices)
     if hours is not None and checked.plan.seconds is None:
         raise UserError(
             f"--hours {hours:g} cannot be planned: no step of task '{spec.task.name}' was "
-            "measured, so its seconds are unknown; plan with --trials N, and set the limit "
-            "by -s stop.hours=H",
+            "measured, so its seconds are unknown; choose trials by -s trials=N, and set the "
+            "limit by -s stop.hours=H",
         )
     options = [
         _option(checked, overrides, changed, hours) for overrides, changed in _variants(spec)
@@ -168,19 +166,6 @@ def _with_rule(spec: SweepSpec, **changed: Any) -> SweepSpec:
     return spec.model_copy(
         update={"early_stopping": spec.early_stopping.model_copy(update=changed)}
     )
-
-
-def _refuse_too_many(spec: SweepSpec, trials: int) -> None:
-    if (most := spec.max_trials(trials)) < trials:
-        raise UserError(
-            [
-                Issue(
-                    ("trials",),
-                    f"--trials {trials} is too many: this sweep can have at most {most}, as no "
-                    "point of a space is tried twice; plan fewer, or add values to the space",
-                )
-            ]
-        )
 
 
 def _option(

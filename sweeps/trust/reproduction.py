@@ -163,7 +163,7 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepView) -> Ge
             "these, or leave --from out to start at the beginning"
         )
     if not kept.store.is_sound(found):
-        verify = view.paths.command("verify")
+        verify = view.paths.command("audit", "--files")
         raise UserError(
             f"--from {start}: {found.address} is damaged, and a run starts at a sound checkpoint; "
             f"choose another one; see what is damaged with: {verify}"

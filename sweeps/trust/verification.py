@@ -527,7 +527,7 @@ class TrialChecks:
             found = best_generation(self.paths, self.spec, record)
             if isinstance(found, str):
                 again = self.paths.command(
-                    "reproduce", "--trial", str(record.number), "--dir", "DIR"
+                    "audit", str(record.number), "--reproduce", "--dir", "DIR"
                 )
                 yield self._wrong(found, f"{_BACKUP}, or train it again with: {again}")
 

@@ -84,7 +84,7 @@ def leaders(view: SweepView, top: int) -> list[TrialSummary]:
 
 
 def differences(view: SweepView, first: int, second: int) -> dict[str, Any]:
-    """Return the object that `sweep diff --json` prints."""
+    """Return the object that `sweep show --diff --json` prints."""
     records = [view.record(number) for number in (first, second)]
     a, b = (resolved(view, record) for record in records)
     names = [name for name in {**a, **b} if not _one([a.get(name, _ABSENT), b.get(name, _ABSENT)])]

@@ -73,7 +73,7 @@ class SweepOutcome:
     best: Sequence[TrialSummary] = ()
     """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
     num_retryable: int = 0
-    """How many trials failed for another reason than their parameters: see `sweep retry`."""
+    """How many trials failed for another reason than their parameters: `--retry` takes them."""
     can_finish: bool = False
     """Whether the best trial is a pruned one that `--finish` can train to its end."""
     lost_weights: str | None = None
@@ -101,7 +101,7 @@ class SweepOutcome:
 
 
 def num_retryable(spec: SweepSpec, records: Sequence[TrialSummary]) -> int:
-    """Return how many trials `sweep retry` is offered for."""
+    """Return how many trials `sweep resume --retry` is offered for."""
     if spec.early_stopping.rule.is_population:
         return 0
     return sum(one.state == "failed" and is_fixable(one.reason) for one in records)

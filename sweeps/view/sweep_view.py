@@ -211,7 +211,7 @@ class SweepView:
         """Return the command that trains a pruned trial to its end; None if none is offered."""
         if not can_offer_finish(self.spec, record, self.records):
             return None
-        return self.paths.command("resume", "--finish", str(record.number))
+        return self.paths.command("resume", str(record.number), "--finish")
 
     @property
     def undelivered(self) -> Undelivered | None:
@@ -343,7 +343,7 @@ class SweepView:
         numbers = ", ".join(str(record.number) for record in best)
         raise NoChoice(
             f"{len(best)} trials of sweep '{name}' are on the Pareto front: {numbers}; none of "
-            f"them is the best in all metrics; see: {see}, and choose one with --trial K"
+            f"them is the best in all metrics; see: {see}, and name one as TRIAL"
         )
 
     def front(self) -> list[TrialSummary]:

@@ -247,7 +247,7 @@ def tree_size(path: Path) -> int:
 
 
 def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, Any]:
-    """Return the object that `sweep du NAME --json` prints: a sweep's bytes by kind."""
+    """Return the object that `sweep list NAME --sizes --json` prints: a sweep's bytes by kind."""
     if not paths.exists():
         raise UnknownSweep(paths.name, paths.root)
     address, num_bytes = None, 0
@@ -266,7 +266,7 @@ def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, An
 
 
 def total_usage(root: Path, warn: Callable[[str], None]) -> dict[str, Any]:
-    """Return the object that `sweep du --json` prints: all sweeps, the largest first."""
+    """Return the object that `sweep list --sizes --json` prints: all sweeps, the largest first."""
 
     def measure(paths: SweepPaths) -> dict[str, Any]:
         try:

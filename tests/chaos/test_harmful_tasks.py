@@ -108,6 +108,6 @@ def test_row_49_globals_reach_no_other_trial(sandbox: Sandbox, references: Refer
     found = assert_all(sandbox, references.of(COUNTING), sandbox.resume_to_end())
     for number, trained in found.curves.items():
         alone = sandbox.directory / f"alone-{number}"
-        sandbox.cli.ok("train", "chaos", "--trial", str(number), "--dir", str(alone))
+        sandbox.cli.ok("train", "chaos", str(number), "--dir", str(alone))
         assert trained == curve(alone)
         assert trained[0][1]["passes/global"] < trained[-1][1]["passes/global"] <= 30

@@ -66,7 +66,7 @@ def test_row_48_copied_root(trained: CommandLine, elsewhere: CommandLine) -> Non
     copy = elsewhere.directory / "copy"
     shutil.copytree(trained.root, copy, symlinks=True)
     before = _digests(trained.root)
-    verified = elsewhere.json("verify", "small", "--root", str(copy))
+    verified = elsewhere.json("audit", "small", "--files", "--root", str(copy))
     assert verified["is_sound"]
     assert f"the root was at {trained.root}: MLflow has addresses" in verified["notes"][0]
     # The copy has not recorded where its code is; the message says where the original's is.
@@ -76,7 +76,7 @@ def test_row_48_copied_root(trained: CommandLine, elsewhere: CommandLine) -> Non
     shutil.copy(trained.directory / "my_task.py", elsewhere.directory)
     elsewhere.ok("resume", "small", "--root", str(copy), "-s", "trials=3")
     assert _digests(trained.root) == before
-    assert elsewhere.json("verify", "small", "--root", str(copy))["notes"] == []
+    assert elsewhere.json("audit", "small", "--files", "--root", str(copy))["notes"] == []
     shown = _shown(copy)
     assert len(shown) == 4
     assert "best" in shown["small"]
@@ -96,11 +96,11 @@ def test_row_48_moved_root(trained: CommandLine, elsewhere: CommandLine) -> None
         where = ("small", "--root", str(root))
         printed = elsewhere.ok("resume", *where, "-s", "trials=3")
         assert "complete" in printed
-        assert "is sound" in elsewhere.ok("verify", *where)
+        assert "is sound" in elsewhere.ok("audit", *where, "--files")
         elsewhere.ok("sync", *where, "--verify")
         elsewhere.ok("best", *where, "--export", "exported")
         elsewhere.ok("report", *where, "--output", "report.html")
-        elsewhere.ok("reproduce", *where, "--trial", "1", "--dir", "again")
+        elsewhere.ok("audit", *where, "1", "--reproduce", "--dir", "again")
         assert (elsewhere.directory / "again" / "metrics.jsonl").exists()
         assert not trained.root.exists()
         assert "best" in _shown(root)["small"]

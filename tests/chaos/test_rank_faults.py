@@ -104,7 +104,7 @@ def test_row_40_rank_killed_in_exchange(sandbox: Sandbox, references: References
     ended = driver.wait()
     how = "the process of rank 1 ended by signal 9 (SIGKILL)"
     assert how in ended.text
-    assert how in sandbox.cli.ok("logs", NAME, "0")
+    assert how in sandbox.cli.ok("show", NAME, "0", "--log")
     assert how in sandbox.cli.json("show", NAME, "0")["lost_workers"][0]
     found = assert_all(sandbox, reference, ended)
     _assert_attempts(found, losses=1)

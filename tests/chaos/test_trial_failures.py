@@ -107,7 +107,7 @@ def test_row_31_code_that_raises(troubled: Sandbox) -> None:
         r"^stopped: trials 0, 1 and 2 failed in the same way: ValueError: out of cheese "
         r"\(.*troubled_task\.py:\d+\)$",
     )
-    assert ended.last_line == "sweep retry chaos --failed"  # which also continues the sweep
+    assert ended.last_line == "sweep resume chaos --retry"  # which also continues the sweep
     assert "read more: sweep show chaos 2" in ended.text
     assert "raise ValueError" in troubled.cli.ok("show", "chaos", "2")
     assert troubled.cli("best", "chaos").returncode == 3
@@ -233,7 +233,7 @@ def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
         "status 9"
     )
     assert_ended(ended, 3, f"^stopped: the trial failed: {reason}")
-    assert ended.last_line == "sweep retry chaos --failed"
+    assert ended.last_line == "sweep resume chaos --retry"
     (trial,) = troubled.cli.json("trials", "chaos")
     assert trial["state"] == "failed"
     assert trial["reason"] == reason

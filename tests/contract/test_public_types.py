@@ -36,7 +36,7 @@ def _write(root: Path) -> None:
     assert_type(sweep.retry([3], fresh=True, overrides={"trials": 9}), Sweep)
     assert_type(sweep.confirm(top=3, seeds=4, until=0.9), dict[str, Any])
     assert_type(sweep.check(thorough=True), dict[str, Any])
-    assert_type(sweep.plan(hours=8.0, trials=16), dict[str, Any])
+    assert_type(sweep.check(hours=8.0, thorough=True), dict[str, Any])
     sweep.stop()
 
 

@@ -9,18 +9,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from sweeps.cli.app import app
 from sweeps.spec.spec import load_with_positions
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
-COMMANDS = (
-    "init check plan run resume retry stop list status trials show logs best".split()  # noqa: SIM905
-    + "confirm test compare diff audit report reproduce verify clone du rm sync".split()  # noqa: SIM905
-    + "ui train doctor trust".split()  # noqa: SIM905
-)
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def _compare(name: str, text: str) -> None:

@@ -23,7 +23,7 @@ COMMANDS = [
     ["trials", "small"],
     ["show", "small", "1"],
     ["best", "small"],
-    ["best", "small", "--trial", "1"],
+    ["best", "small", "1"],
 ]
 LOOK = """
 import json, sys

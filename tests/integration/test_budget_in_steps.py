@@ -68,7 +68,7 @@ def test_trials_of_a_budget_in_steps(cli: CommandLine) -> None:
     assert worse["reason"].startswith("asha_promote at report 2: ")
 
     number = str(worse["number"])
-    cli.ok("resume", "steps", "--finish", number)
+    cli.ok("resume", "steps", number, "--finish")
     (finishing,) = [one for one in cli.json("trials", "steps") if one["finishes"] is not None]
     assert (finishing["state"], finishing["epoch"], finishing["step"]) == ("complete", 5, 15)
     assert finishing["value"] == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import SpecError
-from sweeps.spec.spec import load_spec
+from sweeps.spec.spec import load_with_positions
 from tests.integration.commandline import CommandLine
 from tests.slices import sliced
 
@@ -136,7 +136,7 @@ def test_task_that_exits_is_refused(cli: CommandLine, place: str, command: str) 
 @pytest.mark.parametrize("file", ["step", "lists", "logstep", "cond", "sci"])
 def test_08_space_is_valid(file: str) -> None:
     """Without a process: every command reads the spec in this way."""
-    spec = load_spec(CASES / f"08-wandb-space/{file}.yaml")
+    spec = load_with_positions(CASES / f"08-wandb-space/{file}.yaml")
     for number in range(4):
         spec.trial_config(number, spec.search_space().draw(number) or {})
 
@@ -153,7 +153,7 @@ def test_08_space_is_valid(file: str) -> None:
 )
 def test_08_error_lists_alternatives(file: str, told: str) -> None:
     with pytest.raises(SpecError) as refused:
-        load_spec(CASES / f"08-wandb-space/{file}.yaml")
+        load_with_positions(CASES / f"08-wandb-space/{file}.yaml")
     assert str(refused.value).endswith(told)
 
 

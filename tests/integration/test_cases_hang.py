@@ -46,7 +46,7 @@ def test_stopping_a_hung_trial_ends_its_process(cli: CommandLine) -> None:
     driver = cli.start("run", "g.yaml", "--grace", "3s")
     # five epochs of eight steps: it hangs within the third
     wait_until(lambda: len(read_rows(cli.root / "g/trials/0000")) >= 16 or driver.poll())
-    done = cli("stop", "g", "--trial", "0", "--json")
+    done = cli("stop", "g", "0", "--json")
     assert done.returncode == 0, done.stderr
     driver.wait(120)
     (stopped,) = cli.json("trials", "g")

@@ -127,10 +127,14 @@ def test_commands_that_import_a_task_have_the_hash_order_of_trials(tmp_path: Pat
     )
     _run(tmp_path, "-m", "sweeps.entry", "run", "ordered.yaml")
     (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "ordered", "--json"))
-    tested = json.loads(_run(tmp_path, "-m", "sweeps.entry", "test", "ordered", "--json"))
+    tested = json.loads(
+        _run(tmp_path, "-m", "sweeps.entry", "audit", "ordered", "--test", "--json")
+    )
     assert tested["metrics"]["test/loss"] == pytest.approx(trial["value"], rel=1e-5)
-    _run(tmp_path, "-m", "sweeps.entry", "reproduce", "ordered")  # else the exit code is not 0
-    _run(tmp_path, "-m", "sweeps.entry", "train", "ordered", "--trial", "0")
+    _run(
+        tmp_path, "-m", "sweeps.entry", "audit", "ordered", "--reproduce"
+    )  # else the exit code is not 0
+    _run(tmp_path, "-m", "sweeps.entry", "train", "ordered", "0")
 
 
 def test_command_that_imports_a_task_in_another_hash_order_fails() -> None:
@@ -146,7 +150,7 @@ def test_command_that_imports_a_task_in_another_hash_order_fails() -> None:
             [sys.executable, "-c", code], env=environment | own, capture_output=True, text=True
         )
         assert done.returncode == code_of_end, done.stderr
-        assert ("imports_task" in done.stderr) == bool(code_of_end)
+        assert ("restart_in_hash_order" in done.stderr) == bool(code_of_end)
 
 
 CLOCKED = """

@@ -1,4 +1,4 @@
-"""`sweep resume NAME --finish K`: a new trial trains a pruned trial to its end, exactly."""
+"""`sweep resume NAME TRIAL --finish`: a new trial trains a pruned trial to its end, exactly."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_finished_trial_equals_the_unpruned_one(cli: CommandLine) -> None:
     pruned = [one["number"] for one in before if one["state"] == "pruned"]
     assert pruned
     number, new = pruned[-1], len(before)
-    refused = cli("resume", "small", "--finish", f"{number},77")
+    refused = cli("resume", "small", str(number), "77", "--finish")
     assert refused.returncode == 2
     assert "no trial 77" in refused.stderr
     assert len(cli.json("trials", "small")) == new
 
     # The driver is killed in the middle of it, and the sweep is resumed without the option.
     directory = cli.root / f"small/trials/{new:04d}"
-    driver = cli.start("resume", "small", "--finish", str(number))
+    driver = cli.start("resume", "small", str(number), "--finish")
     steps = before[number]["step"] + 15
     wait_until(lambda: driver.poll() is not None or len(read_rows(directory)) >= steps, every=0.05)
     assert driver.poll() is None, driver.communicate()
@@ -87,7 +87,7 @@ def test_finished_trial_equals_the_unpruned_one(cli: CommandLine) -> None:
     _assert_one_trial_and_run(cli, number, new, after)
 
     # Asking again trains nothing, and the next trial of the search is the one it would have been.
-    cli.ok("resume", "small", "--finish", str(number), "--finish", str(number))
+    cli.ok("resume", "small", str(number), str(number), "--finish")
     assert cli.json("trials", "small") == after
     cli.ok("resume", "small", "-s", "trials=5")
     cli.ok("resume", "whole", "-s", "trials=5")

@@ -1,4 +1,4 @@
-"""A trial that this machine cannot hold: `check` and `plan` say so, and `run` refuses it."""
+"""A trial that this machine cannot hold: `check` says so, and `run` refuses it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LARGE = f"{TINY}\nresources: {{workers: {MACHINE.cpus + 1}, cpu: 1, gpu: 0}}\n"
 TWO_LIKE_THIS = f"more than {MACHINE} can hold: it takes a cluster"
 
 
-def test_check_and_plan_are_for_a_cluster(cli: CommandLine) -> None:
+def test_check_is_for_a_cluster(cli: CommandLine) -> None:
     cli.write("large.yaml", LARGE)
-    said = " ".join(cli.ok("plan", "large.yaml").split())
-    assert "the plan is for 2 machines like this one" in said
+    shown = " ".join(cli.ok("check", "large.yaml").split())
+    assert "the plan is for 2 machines like this one" in shown
     found = cli.json("check", "large.yaml")
     assert any(TWO_LIKE_THIS in one for one in found["warnings"])
     assert found["plan"]["trials_at_once"] == 1

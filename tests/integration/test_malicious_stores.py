@@ -179,7 +179,7 @@ def test_no_token_is_sent_over_http_to_a_named_server(
     assert planted.heard == []
     assert (done, "no password or token goes over http://" in said) == (2, True), said
     assert not (tmp_path / "small").exists()
-    assert CliRunner().invoke(app, ["trust", uri]).exit_code == 0
+    assert CliRunner().invoke(app, ["doctor", "--trust", uri]).exit_code == 0
     assert invoke(tmp_path, "run", str(file), "--tracking-uri", uri)[0] == 2
     assert any(PASSWORD.encode() in heard for heard in planted.heard)  # as was allowed
 
@@ -197,5 +197,5 @@ def test_planted_object_store_is_not_contacted(
         lambda: probe_store(sweep.paths, sweep.spec, new=False),
         lambda: trial_files(sweep.paths, sweep.spec, 0),
     ):
-        with pytest.raises(StoreUntrusted, match="sweep trust s3://attacker"):
+        with pytest.raises(StoreUntrusted, match="sweep doctor --trust s3://attacker"):
             ask()

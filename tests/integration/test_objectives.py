@@ -135,9 +135,9 @@ def _assert_shown(
         assert not out.exists()
     for number in sorted(set(range(TRIALS)) - front):  # any trial can be exported
         other = cli.directory / f"other-{number}"
-        cli.ok("best", "small", "--trial", str(number), "--export", str(other))
+        cli.ok("best", "small", str(number), "--export", str(other))
         assert "Not on the Pareto front of" in (other / "model_card.md").read_text()
-    cli.ok("best", "small", "--trial", str(chosen), "--export", str(out))
+    cli.ok("best", "small", str(chosen), "--export", str(out))
     assert sorted(path.name for path in out.iterdir()) == [
         "config.yaml",
         "model.safetensors",

@@ -101,7 +101,7 @@ def traced(module_cli: CommandLine, tmp_path_factory: pytest.TempPathFactory) ->
         "run small.yaml",
         "report small",
         "best small --export exported",
-        "export small --csv tables",
+        "report small --csv tables",
     ):
         process = cli.start(*command.split())
         printed, _ = process.communicate(timeout=scaled(240))

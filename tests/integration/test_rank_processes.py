@@ -84,7 +84,7 @@ def test_each_trial_has_ranks_of_its_own(swept: CommandLine) -> None:
 
 def test_each_rank_has_its_own_output(swept: CommandLine) -> None:
     number = _trial(swept, "nothing")["number"]
-    text = swept.ok("logs", "ranks", str(number))
+    text = swept.ok("show", "ranks", str(number), "--log")
     assert text.index("rank 0 trains") < text.index("[rank 1]") < text.index("rank 1 trains")
 
 
@@ -96,6 +96,6 @@ def test_devices_of_all_ranks_are_counted(swept: CommandLine) -> None:
 
 def test_trial_is_reproduced_without_ray_bit_for_bit(swept: CommandLine) -> None:
     number = str(_trial(swept, "nothing")["number"])
-    found = swept.json("reproduce", "ranks", "--trial", number)
+    found = swept.json("audit", "ranks", number, "--reproduce")
     assert found["is_equal"], found
     assert found["states"], "states of several ranks are compared, too"

@@ -1,4 +1,4 @@
-"""`sweep rm` frees what a sweep keeps in an object store and in MLflow, and nothing of others."""
+"""`sweep list --remove` frees its objects in a store and its runs in MLflow, and no others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _stored(root: Path, name: str) -> tuple[MadeSweep, list[str]]:
 
 
 def _rm(root: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, ["rm", *words, "--yes", "--root", str(root)])
+    return CliRunner().invoke(app, ["list", "--remove", *words, "--yes", "--root", str(root)])
 
 
 def test_objects_of_the_sweep_are_removed_alone(store: ObjectStore, tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_objects_of_the_sweep_are_removed_alone(store: ObjectStore, tmp_path: Pa
 
 def test_objects_count_as_checkpoints(store: ObjectStore, tmp_path: Path) -> None:
     _stored(tmp_path, "small")
-    done = CliRunner().invoke(app, ["du", "small", "--root", str(tmp_path), "--json"])
+    done = CliRunner().invoke(app, ["list", "small", "--sizes", "--root", str(tmp_path), "--json"])
     found = json.loads(done.stdout)
     assert (found["checkpoints"], found["object_store"]) == (2000, f"{PREFIX}/small")
     store.wire.cut()
-    done = CliRunner().invoke(app, ["du", "--root", str(tmp_path), "--json"])
+    done = CliRunner().invoke(app, ["list", "--sizes", "--root", str(tmp_path), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["sweeps"][0]["checkpoints"] == 0
     assert f"{PREFIX}/small cannot be listed: " in done.stderr
@@ -110,7 +110,7 @@ def test_nothing_is_removed_while_the_store_is_away(store: ObjectStore, tmp_path
 
 def test_killed_removal_of_objects_is_completed(store: ObjectStore, tmp_path: Path) -> None:
     made, keys = _stored(tmp_path, "small")
-    words = ["rm", "small", "--yes", "--root", str(tmp_path)]
+    words = ["list", "small", "--remove", "--yes", "--root", str(tmp_path)]
     child = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
     assert child.returncode == -signal.SIGKILL
     assert store.objects() == keys[1:]

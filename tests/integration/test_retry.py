@@ -1,4 +1,4 @@
-"""`sweep retry`: failed trials run again after a fix, each as one trial with one run."""
+"""`sweep resume --retry`: failed trials run again after a fix, each as one trial with one run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def failed(cli: CommandLine) -> CommandLine:
     cli.write("frag.yaml", SPEC)
     done = cli("run", "frag.yaml")
     assert done.returncode == 3
-    assert "sweep retry frag --failed" in done.stderr.splitlines()[-1]
+    assert "sweep resume frag --retry" in done.stderr.splitlines()[-1]
     cli.write("fragile.py", TASK.replace("BUG = True", "BUG = False"))
     return cli
 
@@ -88,12 +88,12 @@ def _assert_one_training(cli: CommandLine, number: int) -> None:
 
 
 def _assert_exact(cli: CommandLine, number: int) -> None:
-    said = cli.ok("train", "frag", "--trial", str(number))
+    said = cli.ok("train", "frag", str(number))
     assert f"the same as trial {number}, bit for bit, in all 24 steps" in said
 
 
 def test_corrected_trial_is_one_training(failed: CommandLine) -> None:
-    failed.ok("retry", "frag", "--trial", "0", "--accept-changes")
+    failed.ok("resume", "frag", "0", "--retry", "--accept-changes")
     assert _states(failed) == ["complete", "failed"]
     _assert_one_training(failed, 0)
 
@@ -109,7 +109,7 @@ def test_killed_retry_is_completed(failed: CommandLine, place: str, fresh: bool)
         "trained": lambda: len(read_rows(paths / "trials/0000")) > 20,
     }
     option = ("--fresh",) if fresh else ()
-    driver = failed.start("retry", "frag", "--accept-changes", *option)
+    driver = failed.start("resume", "frag", "--retry", "--accept-changes", *option)
     wait_until(lambda: driver.poll() is not None or reached[place](), every=0.01)
     if driver.poll() is None:
         token = failed.token("frag")
@@ -117,7 +117,7 @@ def test_killed_retry_is_completed(failed: CommandLine, place: str, fresh: bool)
         driver.communicate(timeout=scaled(60))
         assert set(_states(failed)) <= {"failed", "waiting", "complete"}
         if set(_states(failed)) == {"failed"}:
-            failed.ok("retry", "frag", "--accept-changes", *option)
+            failed.ok("resume", "frag", "--retry", "--accept-changes", *option)
         else:
             failed.ok("resume", "frag", "--accept-changes")
         assert no_process_of(token)

@@ -53,6 +53,6 @@ def test_each_trial_has_its_number_of_ranks(module_cli: CommandLine) -> None:
     for number, workers in enumerate((4, 2, 1)):
         shown = cli.json("show", "numbers", str(number))
         assert shown["workers"] == (workers if workers > 1 else None)
-        logged = cli.ok("logs", "numbers", str(number))
+        logged = cli.ok("show", "numbers", str(number), "--log")
         ranks = {rank for rank in range(1, 5) if f"[rank {rank}]" in logged}
         assert ranks == set(range(1, workers))

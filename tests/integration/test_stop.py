@@ -96,7 +96,7 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     # One trial at a time now: the other one that was interrupted waits, and is stopped there.
     driver = cli.start("resume", "small", "-s", "concurrency=1", "-s", "trials=3")
     wait_until(lambda: driver.poll() is not None or "running" in _states(cli))
-    code, stopped = _stop(cli, "--trial", "2")
+    code, stopped = _stop(cli, "2")
     assert (code, stopped["state"]) == (0, "pruned")
     assert _states(cli) == ["pruned", "running", "pruned"]
     driver.send_signal(signal.SIGINT)
@@ -156,7 +156,7 @@ def test_damaged_curve_of_a_stopped_trial_is_reported(cli: CommandLine) -> None:
     curve = cli.root / "small/trials/0000/metrics.jsonl"
     with curve.open("r+b") as file:
         file.write(b"?")
-    cli.ok("stop", "small", "--trial", "0")  # the others go on
+    cli.ok("stop", "small", "0")  # the others go on
     assert cli.json("status", "small")["state"] == "running"
     cli.ok("stop", "small")
     printed, _ = driver.communicate(timeout=scaled(60))
@@ -164,7 +164,7 @@ def test_damaged_curve_of_a_stopped_trial_is_reported(cli: CommandLine) -> None:
     assert "Traceback" not in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     assert "--finish" not in printed, "what was interrupted continues"
-    told = cli("verify", "small")
+    told = cli("audit", "small", "--files")
     assert told.returncode == 1
     assert f"trial 0: {curve} is damaged" in " ".join(told.stdout.split())
     told = printed + cli("sync", "small").stderr  # the driver tells it if it waits long enough

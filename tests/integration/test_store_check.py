@@ -213,7 +213,7 @@ def test_values_on_test_data_are_sent(root: Path) -> None:
     assert names >= TESTED.metrics.keys()
     append_tested(root / NAME / "trials/0001", TESTED._replace(step=20))
     before = _held(root).points
-    for _ in range(2):  # as after a `sweep test` that was killed before it queued them
+    for _ in range(2):  # as after a `sweep audit --test` that was killed before it queued them
         deliver(_view(root))
     assert [point[:4] for point in _held(root).points if point not in before] == [
         ("trial-0001", "test/loss", 20, 0.4),

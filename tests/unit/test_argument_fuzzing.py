@@ -65,8 +65,7 @@ def lines(draw: st.DrawFn) -> list[str]:
     """A command with a word wherever it takes one: most of them sound, one or more of them any."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     sound = {"name": "chaos", "names": "chaos", "file": "s.yaml", "trial": "0", "directory": "new"}
-    sound |= {"addresses": "https://mlflow.example", "first": "0", "second": "1"}
-    sound |= {"new": "new"}
+    sound |= {"trials": "0"}
     words = [name]
     for one in COMMANDS[name].params:
         word = draw(WORDS)

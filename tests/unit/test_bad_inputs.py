@@ -166,11 +166,11 @@ COMMANDS = [
         id="a sweep that nobody runs",
     ),
     pytest.param(
-        ["best", "made", "--trial", "5"],
+        ["best", "made", "5"],
         id="a choice that there is not",
     ),
     pytest.param(
-        ["stop", "made", "--trial", "0", "--now"],
+        ["stop", "made", "0", "--now"],
         id="flags that exclude each other",
     ),
     pytest.param(

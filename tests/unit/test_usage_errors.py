@@ -21,8 +21,9 @@ FLAGS = {
     | {"--help"}
     for name, command in COMMANDS.items()
 }
-NUMBERS = {"--trial", "--top", "--port"}
-PATHS = {"--root", "--dir", "--figures", "--export", "--output", "file", "directory"}
+NUMBERS = {"--trial", "--diff", "--top", "--port"}
+PATHS = {"--root", "--dir", "--figures", "--export", "--output", "--csv", "--parquet"}
+PATHS |= {"file", "directory"}
 COUNT = "it must be a whole number from {0} to {1}; write for example {0}"
 NAMES = [
     pytest.param(
@@ -74,7 +75,7 @@ WORDS = [
         id="54 a negative number",
     ),
     pytest.param(
-        ["best", "small", "--trial", "9" * 400],
+        ["best", "small", "9" * 400],
         id="54 a number of 400 digits",
     ),
     pytest.param(

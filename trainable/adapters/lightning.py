@@ -427,7 +427,7 @@ def _loader(source: Any, name: str, *, shuffled: bool) -> DataLoader[Any]:
 
 
 def _test_samples(source: Any, val: DataLoader[Any]) -> Any:
-    """Return the data set of `test_dataloader`, for `sweep test` alone."""
+    """Return the data set of `test_dataloader`, for `sweep audit --test` alone."""
     source.setup("test")
     test = _loader(source, "test_dataloader", shuffled=False)
     if _collate(test) != _collate(val):

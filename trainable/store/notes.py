@@ -84,7 +84,7 @@ def append_tested(directory: Path, new: RecordedTest) -> None:
 def latest_tested(directory: Path) -> RecordedTest | None:
     """Return the newest evaluation; None if there is none, or if the file is damaged.
 
-    A view shows the rest of a run in any case; `sweep test` names a damaged file.
+    A view shows the rest of a run in any case; `sweep audit --test` names a damaged file.
     """
     try:
         return read_tested(directory)[-1]
@@ -128,8 +128,8 @@ def read_earlier(directory: Path) -> list[EarlierConfig]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CurveDamaged(
             f"{path} is damaged ({type(error).__name__}: {error}); it has the configurations that "
-            "the run had before its present one, for `sweep reproduce`; restore it from a backup, "
-            "or remove it"
+            "the run had before its present one, for `sweep audit --reproduce`; restore it from a "
+            "backup, or remove it"
         ) from error
 
 

@@ -31,7 +31,7 @@ class FashionMnist(Task):
     """Classify 60,000 images of clothes: 80 % for training, 20 % for validation.
 
     The images are tensors in memory (188 MB as floats), so no loader process is needed. The 10,000
-    images of the official test set are for `sweep test` alone; no trial loads them.
+    images of the official test set are for `sweep audit --test` alone; no trial loads them.
     """
 
     def __init__(

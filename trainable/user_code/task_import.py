@@ -114,7 +114,9 @@ def restart_in_hash_order() -> None:
 
 def check_hash_order() -> None:
     """Fail in a command that imports a task and has not called `restart_in_hash_order`."""
-    assert not needs_hash_order() or _is_debugged(), "the command is not marked `imports_task`"
+    assert not needs_hash_order() or _is_debugged(), (
+        "the command has not called `restart_in_hash_order`"
+    )
 
 
 def _is_debugged() -> bool:

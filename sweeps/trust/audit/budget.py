@@ -99,4 +99,4 @@ def _last_gain(data: AuditData, trials: Sequence[AuditTrial]) -> tuple[float, fl
 
 
 def _command(data: AuditData, reports: int) -> list[str] | None:
-    return ["clone", "NEW", "-s", f"budget.epochs={reports}"] if data.word == "epoch" else None
+    return ["init", "-s", f"budget.epochs={reports}"] if data.word == "epoch" else None

@@ -71,5 +71,5 @@ def _command(data: AuditData, clipped: list[Clipping]) -> list[str] | None:
         return None
     if _KEY in data.space:
         searched = f"space.{_KEY}={{loguniform: [{usual / 3:.2g}, {usual * 3:.2g}]}}"
-        return ["clone", "NEW", "-s", searched]
-    return ["clone", "NEW", "-s", f"{_KEY}={usual:.2g}"]
+        return ["init", "-s", searched]
+    return ["init", "-s", f"{_KEY}={usual:.2g}"]

@@ -86,7 +86,7 @@ def _fixed(data: AuditData, keys: Sequence[str]) -> list[str] | None:
         return None
     fixed = {key: data.space[key].configured(_short(best[key])) for key in keys}
     values = [f"space.{key}={write_flow({'choice': [value]})}" for key, value in fixed.items()]
-    return ["clone", "NEW", *(word for value in values for word in ("-s", value))]
+    return ["init", *(word for value in values for word in ("-s", value))]
 
 
 def _short(value: Any) -> Any:

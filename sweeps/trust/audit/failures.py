@@ -150,7 +150,7 @@ def _command(data: AuditData, region: FailingRegion) -> Sequence[str] | None:
     if text is None:
         return None
     quoted = ", ".join(f'"{one}"' for one in (*data.constraints, text))
-    return ("clone", "NEW", "-s", f"search.constraints=[{quoted}]")
+    return ("init", "-s", f"search.constraints=[{quoted}]")
 
 
 def _constraint(data: AuditData, sides: Sequence[Region]) -> str | None:

@@ -16,6 +16,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.paths import command_line
 from sweeps.reconcile.stop_criteria import is_stopped_early
 from sweeps.spec.space import is_number
 from sweeps.trust.audit.card import Card
@@ -33,7 +34,6 @@ from trainable.user_code.fingerprint import BUILT
 _CLIPPED = 5
 """The best trials whose gradients are looked at."""
 _CLIP = "train.clip.max_norm"
-_NEW = "NEW"
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Audit:
         """Return the command of a card for a shell; None if it has none."""
         if card.command is None:
             return None
-        new = f"{self.view.paths.name}-2"
-        first, *rest = (new if word == _NEW else word for word in card.command)
-        return self.view.paths.command(first, *rest)
+        paths, (first, *rest) = self.view.paths, card.command
+        if first == "init":  # the spec of a new sweep
+            return command_line(paths.root, first, "--from", paths.name, *rest)
+        return paths.command(first, *rest)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `sweep audit --json` prints."""

@@ -66,7 +66,7 @@ def stopping(data: AuditData) -> Card:
             evidence,
             figure,
             f"start a sweep whose first rung is later: {later} {data.word}s or more",
-            ("clone", "NEW", "-s", f"early_stopping.grace_epochs={later}"),
+            ("init", "-s", f"early_stopping.grace_epochs={later}"),
         )
     if rungs and all(one.low > _LEAST for one in rungs.values()):
         return _card("pass", evidence, figure)
@@ -154,7 +154,7 @@ def _biased(
         text,
         figure,
         "let a random few trials run to the end",
-        ("clone", "NEW", "-s", "early_stopping.exempt=0.1"),
+        ("init", "-s", "early_stopping.exempt=0.1"),
     )
 
 

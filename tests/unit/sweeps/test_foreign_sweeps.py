@@ -17,11 +17,12 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.trusted_stores import StoreUntrusted
 
 ACTING = [
-    "resume", "resume -s trials=4", "resume --finish 1", "retry", "confirm --top 2", "test",
-    "reproduce", "reproduce --from first", "reproduce --from best", "train --trial 0",
-    "best --register model", "sync", "sync --verify", "ui", "rm --mlflow --yes",
+    "resume", "resume -s trials=4", "resume 1 --finish", "resume --retry", "confirm --top 2",
+    "audit --test", "audit --reproduce", "audit --reproduce --from first",
+    "audit --reproduce --from best", "train 0",
+    "best --register model", "sync", "sync --verify", "ui", "list --remove --mlflow --yes",
 ]  # fmt: skip
-LOOKING = ["status", "trials", "show 0", "best", "compare", "logs 0", "audit"]
+LOOKING = ["status", "trials", "show 0", "best", "compare", "show 0 --log", "audit"]
 
 
 @pytest.fixture(params=["directory"])

@@ -17,22 +17,28 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.interrupted_sweep import interrupted
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
-NO_SWEEP_NEEDED = {"init", "check", "plan", "run", "train", "list", "doctor", "trust"}
+NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor"}
 MORE = {
-    "export": ["--csv", "out"],
     "show": ["0"],
-    "logs": ["0"],
-    "diff": ["0", "1"],
     "stop": ["--now"],
     "best": ["--export", "out"],
-    "rm": ["--yes"],
-    "clone": ["new"],
 }
 OF_A_SWEEP = [
-    [command.name or command.callback.__name__]
-    for command in app.registered_commands
-    if command.callback is not None
-    and (command.name or command.callback.__name__) not in NO_SWEEP_NEEDED
+    *(
+        [str(command.name)]
+        for command in app.registered_commands
+        if command.name not in NO_SWEEP_NEEDED
+    ),
+    ["audit", "--files"],
+    ["audit", "--reproduce"],
+    ["audit", "--test"],
+    ["init", "new", "--from"],
+    ["list", "--sizes"],
+    ["list", "--yes", "--remove"],
+    ["report", "--csv", "out"],
+    ["resume", "--retry"],
+    ["show", "--diff", "1"],
+    ["show", "--log"],
 ]
 OLDER = "use the version that made the sweep, or run its spec again as a new sweep"
 

@@ -37,15 +37,15 @@ COMMANDS = [
     ["trials", "NAME"],
     ["trials", "NAME", "--json"],
     ["show", "NAME", "0"],
-    ["logs", "NAME", "0"],
-    ["diff", "NAME", "0", "1"],
-    ["export", "NAME", "--csv", "out"],
+    ["show", "NAME", "0", "--log"],
+    ["show", "NAME", "0", "--diff", "1"],
+    ["report", "NAME", "--csv", "out"],
     ["best", "NAME"],
     ["compare", "NAME"],
-    ["stop", "NAME", "--trial", "0"],
-    ["du", "NAME"],
+    ["stop", "NAME", "0"],
+    ["list", "NAME", "--sizes"],
     ["audit", "NAME"],
-    ["rm", "NAME"],  # measures, and asks a terminal that is not there
+    ["list", "NAME", "--remove"],  # measures, and asks a terminal that is not there
 ]
 REPORT, EACH = ["report", "NAME", "--output", "report.html"], 20
 """It draws in a child process, for some seconds: every twentieth mutation is reported."""

@@ -111,7 +111,9 @@ def test_link_below_the_address_is_followed(tmp_path: Path) -> None:
 
 def test_trusted_directory_is_written_to(tmp_path: Path) -> None:
     root, chosen = tmp_path / "mlartifacts", tmp_path / "a chosen one"
-    with pytest.raises(ArtifactsElsewhere, match=r"sweep trust file:///.*a%20chosen%20one") as one:
+    with pytest.raises(
+        ArtifactsElsewhere, match=r"sweep doctor --trust file:///.*a%20chosen%20one"
+    ) as one:
         check_inside(chosen.as_uri(), root)
     add_trusted(str(one.value).rpartition(" ")[2], explicit=True)
     check_inside(chosen.as_uri(), root, "best/model.txt")

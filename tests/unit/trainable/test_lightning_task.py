@@ -95,7 +95,7 @@ class Points(LightningDataModule):
 class PointsToTest(Points):
     def setup(self, stage):
         super().setup(stage)
-        if stage == "test":  # as Lightning calls it, and only `sweep test` needs it
+        if stage == "test":  # as Lightning calls it, and only `sweep audit --test` needs it
             self.test = torch.utils.data.Subset(self.held_out, range(32, 40))
 
     def test_dataloader(self):

@@ -83,7 +83,7 @@ def test_commands_of_cards_are_accepted(sweep: MadeSweep, monkeypatch: pytest.Mo
     monkeypatch.chdir(sweep.paths.root)
     cards = _cards(sweep)
     commands = [shlex.split(c["command"]) for c in cards.values() if c["command"]]
-    clones = [words[1:] for words in commands if words[1] == "clone"]
+    clones = [words[1:] for words in commands if words[1] == "init"]
     assert clones
     for words in clones:
         if any("exempt" in word for word in words):

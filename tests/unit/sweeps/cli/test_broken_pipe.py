@@ -85,7 +85,7 @@ COMMANDS = [
     "trials digits --csv",
     "trials digits --json",
     "show digits 0",
-    "logs digits 0",
+    "show digits 0 --log",
     "doctor --json",
 ]
 

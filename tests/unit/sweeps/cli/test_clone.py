@@ -1,4 +1,4 @@
-"""`sweep clone`: writes the spec of a sweep as another one is configured, and starts nothing."""
+"""`sweep init --from`: writes a spec as another sweep is configured, and starts nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSweep:
 
 
 def _clone(*words: str) -> Result:
-    return CliRunner().invoke(app, ["clone", *words])
+    return CliRunner().invoke(app, ["init", "--from", *words])
 
 
 def test_clone_differs_only_in_what_is_asked_for(sweep: MadeSweep) -> None:

@@ -1,4 +1,4 @@
-"""`sweep test`: one evaluation of a trial on test data, recorded once, and what it is worth."""
+"""`sweep audit --test`: one evaluation on test data, recorded once, and what it is worth."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sw
 
 
 def _run(*words: str, offline: bool = True) -> Result:
-    return CliRunner().invoke(app, ["test", "made", *words, *["--offline"] * offline])
+    return CliRunner().invoke(app, ["audit", "made", *words, "--test", *["--offline"] * offline])
 
 
 def _json(*words: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_repeated_evaluation_is_recorded_later(paths: SweepPaths) -> None:
 
 def test_other_trial_is_selection(paths: SweepPaths) -> None:
     _json()
-    (caution,) = _json("--trial", str(OTHER))["cautions"]
+    (caution,) = _json(str(OTHER))["cautions"]
     assert_parts(caution, f"trial {OTHER} is not the best trial (trial {BEST}", "selection")
     (caution,) = _json()["cautions"]
     assert_parts(caution, f"trial {OTHER} of this sweep was tested, too", "selection")
@@ -180,7 +180,7 @@ def test_unfinished_trial_is_refused(paths: SweepPaths) -> None:
     space = SweepView(paths).spec.space
     number = ledger.add(Suggestion({KEY: 0.01}, {KEY: space[KEY].to_optuna()})).number
     ledger.report(number, epoch=1, step=3, value=9.0)
-    assert_parts(_refused("--trial", str(number)), f"trial {number} has not ended", "resume")
+    assert_parts(_refused(str(number)), f"trial {number} has not ended", "resume")
     (caution,) = _json()["cautions"]
     assert_parts(caution, "1 trial of this sweep", "may change")
 

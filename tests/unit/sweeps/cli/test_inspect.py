@@ -91,7 +91,7 @@ TOLD = [
     (["status", "a b"], "resume"),
     (["best", "a b"], "trials"),
     (["best", "both", "--export", "there"], "best"),
-    (["best", "both", "--trial", "3"], "show"),
+    (["best", "both", "3"], "show"),
     (["stop", "a b"], "resume"),
     (["stop", "both", "--trial", "0"], "trials"),
     (["run", "both.yaml", "--name", "a b"], "status"),

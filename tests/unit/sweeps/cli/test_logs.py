@@ -1,4 +1,4 @@
-"""`sweep logs`: a trial's output, safe for a terminal, and followed until the trial ends."""
+"""`sweep show --log`: a trial's output, safe for a terminal, and followed until the trial ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _log(sweep: MadeSweep, number: int = 0) -> Path:
 
 
 def _logs(sweep: MadeSweep, *words: str) -> Result:
-    return CliRunner().invoke(app, ["logs", "small", *words, "--root", str(sweep.paths.root)])
+    return CliRunner().invoke(
+        app, ["show", "small", "--log", *words, "--root", str(sweep.paths.root)]
+    )
 
 
 def test_log_is_printed_without_control_of_the_terminal(sweep: MadeSweep) -> None:

@@ -74,7 +74,7 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
 @pytest.mark.parametrize(
     ("kind", "num_retryable", "last"),
     [
-        ("error", 2, "retry small --failed --root"),
+        ("error", 2, "resume small --retry --root"),
         ("non_finite", 2, "resume small --root"),
         ("storage", 2, "resume small --root"),
         ("error", 0, "resume small --root"),
@@ -99,7 +99,7 @@ def test_finished_sweep_offers_to_run_failed_trials_again(tmp_path: Path) -> Non
         console = Console(file=out, width=500)
         outcome = SweepOutcome(exit_code=0, num_trials=4, num_retryable=num_retryable)
         messages.outcome(console, console, outcome, SweepPaths(tmp_path, "small"))
-        assert ("retry small --failed" in out.getvalue()) is bool(num_retryable)
+        assert ("resume small --retry" in out.getvalue()) is bool(num_retryable)
 
 
 def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_end_of_a_sweep_offers_to_finish_its_pruned_best(tmp_path: Path) -> None
         messages.outcome(
             Console(file=out), Console(file=io.StringIO()), outcome, SweepPaths(tmp_path, "small")
         )
-        assert ("resume small --finish 4" in out.getvalue()) is can_finish
+        assert ("resume small 4 --finish" in out.getvalue()) is can_finish
 
 
 def _said(outcome: SweepOutcome, root: Path) -> str:

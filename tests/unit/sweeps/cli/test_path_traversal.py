@@ -20,13 +20,8 @@ BAD = {
     "m" * 101: "holds at most 100 bytes",
 }
 MORE = {
-    "export": ["--csv", "out"],
     "show": ["0"],
-    "logs": ["0"],
-    "diff": ["0", "1"],
     "ui": ["--no-open"],
-    "rm": ["--yes"],
-    "clone": ["new"],
 }
 """What a command needs beside the name."""
 
@@ -66,9 +61,8 @@ def _all_below(place: Path) -> dict[Path, bytes | None]:
 
 def test_every_command_with_a_name_is_covered() -> None:
     assert {use[0] for use in _uses()} == {
-        "run", "resume", "retry", "stop", "status", "trials", "show", "logs", "diff", "best",
-        "compare", "report", "reproduce", "verify", "clone", "du", "rm", "sync", "ui", "export",
-        "test", "audit", "confirm",
+        "run", "resume", "stop", "status", "trials", "show", "best", "compare", "report", "ui",
+        "confirm", "audit", "list", "sync",
     }  # fmt: skip
 
 

@@ -195,12 +195,12 @@ WIDE = SPEC.replace(
         (
             80,
             ["warmup", "max_norm", "batch_size"],
-            "+ 35 more trials, 1 more parameter, 2 more columns",
+            "+ 35 more trials; no room for a_long_name_of_an_argument, lr, grad_norm",
         ),
         (
             120,
             ["warmup", "max_norm", "batch_size", "a_long_name_of_an_argument", "lr"],
-            "+ 35 more trials, 1 more column",
+            "+ 35 more trials; no room for grad_norm",
         ),
         (
             160,
@@ -209,7 +209,7 @@ WIDE = SPEC.replace(
         ),
     ],
 )
-def test_table_shows_what_fits_and_counts_the_rest(
+def test_table_shows_what_fits_and_names_the_rest(
     width: int, columns: list[str], more: str
 ) -> None:
     spec = parse_spec(WIDE, "s.yaml")

@@ -1,4 +1,4 @@
-"""`sweep reproduce`: a trial again, compared bit for bit with its curve and its checkpoints."""
+"""`sweep audit --reproduce`: a trial again, compared bit for bit with curve and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainable.store.notes import add_earlier, read_earlier
 
 
 def _reproduce(*words: str) -> Result:
-    return CliRunner().invoke(app, ["reproduce", "made", *words])
+    return CliRunner().invoke(app, ["audit", "made", *words, "--reproduce"])
 
 
 def _found(*words: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _rewrite_state(paths: SweepPaths, number: int, key: str) -> None:
 )
 def test_same_trial_is_reproduced(number: int, steps: int, paths: SweepPaths) -> None:
     before = _content(paths)
-    found = _found("--trial", str(number))
+    found = _found(str(number))
     assert found["is_equal"], found
     assert (found["end"], found["reached"], found["num_rows"]) == (steps, steps, steps)
     compared = [state["step"] for state in found["states"]]
@@ -93,7 +93,7 @@ def test_new_run_starts_at_a_checkpoint(start: str, paths: SweepPaths) -> None:
     ) as trainer:
         assert [report.epoch for report in trainer.events()] == [2]
     before = _content(paths)
-    found = _found("--trial", str(PRUNED), "--from", start)
+    found = _found(str(PRUNED), "--from", start)
     assert _content(paths) == before
     assert found["started_from"] == 3
     assert found["num_rows"] == 3
@@ -104,22 +104,22 @@ def test_changed_curve_is_named(paths: SweepPaths) -> None:
     lines = [json.loads(text) for text in curve.read_text().splitlines()]
     lines[4]["metrics"]["train/loss"] += 1e-9
     curve.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
-    done = _reproduce("--trial", str(COMPLETE))
+    done = _reproduce(str(COMPLETE))
     assert done.exit_code == 1
     assert_parts(done.stdout, "differs from step 5 on", "curve: at step 5 train/loss was")
-    assert _found("--trial", str(COMPLETE), "--ignore", "train/loss")["is_equal"]
+    assert _found(str(COMPLETE), "--ignore", "train/loss")["is_equal"]
 
 
 def test_first_differing_tensor_is_named(paths: SweepPaths) -> None:
     _rewrite_state(paths, COMPLETE, "val/loss")
-    found = _found("--trial", str(COMPLETE))
+    found = _found(str(COMPLETE))
     assert found["curve"] is None
     assert found["first_step"] == 9
     state = found["states"][-1]
     assert state["first"].startswith("model.")
     assert "1 of" in state["what"]
     assert 0 < state["largest"] < 1e-6
-    done = _reproduce("--trial", str(COMPLETE))
+    done = _reproduce(str(COMPLETE))
     assert_parts(done.stdout, "is not reproduced", "state at step 9", "by at most")
 
 
@@ -148,10 +148,10 @@ def test_each_configuration_is_honored(key: str, paths: SweepPaths) -> None:
                 add_earlier(directory, trainer.resumed_at, first)
             [*trainer.events()]
     (directory / TRIAL_CONFIG).write_text(trial_yaml(second))
-    found = _found("--trial", str(COMPLETE))
+    found = _found(str(COMPLETE))
     assert found["is_equal"], found
     (directory / "earlier.jsonl").unlink()
-    assert not _found("--trial", str(COMPLETE))["is_equal"]
+    assert not _found(str(COMPLETE))["is_equal"]
 
 
 def test_dropped_steps_drop_their_configuration(paths: SweepPaths) -> None:
@@ -170,14 +170,14 @@ def test_changed_code_and_versions_are_said(paths: SweepPaths) -> None:
     ledger = Ledger.open(paths.ledger)
     ledger.add_attempt({"gradsweep.version.torch": "1.0"})
     ledger.store_origin(type(ledger.origin)(code={f"{MODULE}.py": "0" * 64}))
-    found = _found("--trial", str(PRUNED))
+    found = _found(str(PRUNED))
     assert found["code"] == [f"{MODULE}.py"]
     assert [one["what"] for one in found["machine"]] == ["torch"]
 
 
 def test_lost_checkpoints_are_not_taken_for_equal(paths: SweepPaths) -> None:
     shutil.rmtree(paths.trial(PRUNED) / "checkpoints")
-    found = _found("--trial", str(PRUNED))
+    found = _found(str(PRUNED))
     assert found["curve"] is None
     assert not found["is_equal"]
     assert_parts(found["not_compared"][0], "no checkpoint")
@@ -189,11 +189,11 @@ def test_damaged_checkpoint_is_not_taken_for_equal(file: str, paths: SweepPaths)
     content = bytearray((newest.path / file).read_bytes())
     content[len(content) // 2] ^= 1
     (newest.path / file).write_bytes(content)
-    found = _found("--trial", str(PRUNED))
+    found = _found(str(PRUNED))
     assert found["curve"] is None
     assert not found["is_equal"]
     assert_parts(found["not_compared"][0], newest.name)
-    assert "not deterministic" not in _reproduce("--trial", str(PRUNED)).stdout
+    assert "not deterministic" not in _reproduce(str(PRUNED)).stdout
 
 
 LOOP = """
@@ -227,9 +227,9 @@ def test_loop_is_reproduced(paths: SweepPaths) -> None:
     with open_trainer(config, directory, device="cpu", threads=1) as loop:
         [*loop.events()]
     assert paths.spec.read_text() == text
-    assert _found("--trial", "0")["first_step"] == 1  # a time is another one
+    assert _found("0")["first_step"] == 1  # a time is another one
     for words in ([], ["--from", "first"]):
-        found = _found("--trial", "0", "--ignore", "seconds", *words)
+        found = _found("0", "--ignore", "seconds", *words)
         assert found["is_equal"], found
         assert found["states"]
     sys.modules.pop("own_loop_again", None)
@@ -239,7 +239,7 @@ def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
     ledger, space = Ledger.open(paths.ledger), SweepView(paths).spec.space
     member = ledger.add(Suggestion({KEY: 0.02}, {KEY: space[KEY].to_optuna()})).number
     ledger.mutate(1, {member: PbtPerturbation(1, RESUMED, {KEY: 0.01})})
-    done = _reproduce("--trial", str(member))
+    done = _reproduce(str(member))
     assert (done.exit_code, done.stdout) == (2, "")
     assert_parts(done.stderr, "copied the weights of trial 2 after epoch 1")
 
@@ -247,7 +247,7 @@ def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--trial", "9"], "has no trial 9"),
+        (["9"], "has no trial 9"),
         (["--from", "7"], "has no such checkpoint"),
         (["--from", "newest"], "must be first, latest, best or the epoch"),
         (["--from", "latest"], "nothing is left to train"),
@@ -279,7 +279,7 @@ def test_run_starts_at_no_checkpoint_of_another_user(paths: SweepPaths, tmp_path
     """Its copy would belong to this user, whose resume makes objects of what it names."""
     [first, *_] = CheckpointStore(paths.trial(COMPLETE)).generations()
     os.chown(first.path / "state.pt", 12345, 12345)
-    done = _reproduce("--trial", str(COMPLETE), "--from", "first", "--dir", str(tmp_path / "new"))
+    done = _reproduce(str(COMPLETE), "--from", "first", "--dir", str(tmp_path / "new"))
     assert done.exit_code == 2
     assert_parts(done.stderr, "state.pt belongs to user 12345", "chown")
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""`sweep train NAME --trial K`: the same run again, and whether it is the same."""
+"""`sweep train NAME TRIAL`: the same run again, and whether it is the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainable.store.metrics_file import FILE_NAME, Row, read_rows
 
 
 def _train(number: int, *words: str) -> Result:
-    return CliRunner().invoke(app, ["train", "made", "--trial", str(number), *words])
+    return CliRunner().invoke(app, ["train", "made", str(number), *words])
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["made", "--trial", "9"], "has no trial 9"),
-        (["other", "--trial", "0"], "there is no sweep 'other'"),
-        (["../other", "--trial", "0"], "holds a path separator"),
-        (["made", "--trial", "0", "-s", "trials=2"], "exclude each other"),
+        (["made", "9"], "has no trial 9"),
+        (["other", "0"], "there is no sweep 'other'"),
+        (["../other", "0"], "holds a path separator"),
+        (["made", "0", "-s", "trials=2"], "exclude each other"),
     ],
 )
 def test_wrong_words_are_refused(words: list[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""`sweep rm`: removes one sweep and nothing else, after a yes, and continues after any kill."""
+"""`sweep list --remove`: removes one sweep alone, after a yes, and continues after a kill."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _made(root: Path, name: str) -> MadeSweep:
 
 
 def _rm(root: Path, *words: str, answer: str = "") -> Result:
-    return CliRunner().invoke(app, ["rm", *words, "--root", str(root)], input=answer)
+    return CliRunner().invoke(app, ["list", "--remove", *words, "--root", str(root)], input=answer)
 
 
 def _files(root: Path) -> dict[Path, bytes | None]:
@@ -167,7 +167,7 @@ def test_removal_that_was_killed_anywhere_is_completed(sweep: MadeSweep) -> None
     root = sweep.paths.root
     other = _made(root, "other").paths.directory
     before = _files(other)
-    words = ["rm", "small", "--yes", "--root", str(root)]
+    words = ["list", "small", "--remove", "--yes", "--root", str(root)]
     num_kills = 0
     while True:
         child = subprocess.run(
@@ -203,7 +203,7 @@ def test_interrupted_removal_names_the_command_that_completes_it(
     monkeypatch.setattr(removal.shutil, "rmtree", interrupt)
     done = _rm(sweep.paths.root, "small", "--yes", "--mlflow")
     assert (done.exit_code, done.stdout) == (130, "")
-    assert f"sweep rm small --yes --mlflow --root {sweep.paths.root}" in done.stderr
+    assert f"sweep list small --remove --yes --mlflow --root {sweep.paths.root}" in done.stderr
     assert not sweep.paths.exists()
 
 

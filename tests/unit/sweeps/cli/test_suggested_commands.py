@@ -25,7 +25,7 @@ from trainable.config import CheckpointConfig
 
 MODEL = {"model": {"weight": torch.ones(2)}}
 TWO = {"metric": "[val/loss, val/error]", "mode": "[min, min]"}
-_NOT_RUN = {"ui", "report", "resume", "retry"}
+_NOT_RUN = {"ui", "report", "resume"}
 """They serve, draw or train: only their arguments are read."""
 
 
@@ -64,7 +64,7 @@ def test_suggested_commands_work(
     has_model = state is not None and "model" in state.get("loop", state)
     assert bool(exports) is has_model
     for words in [*commands, *([["best", "small", "--root", str(tmp_path / "a b")]] * 2)]:
-        chosen = {"K": "1", "DIR": str(tmp_path / "exported")}
+        chosen = {"TRIAL": "1", "DIR": str(tmp_path / "exported")}
         given = [chosen.get(word, word) for word in words]
         help_only = ["--help"] * (words[0] in _NOT_RUN)
         done = CliRunner().invoke(app, [*given, *help_only])

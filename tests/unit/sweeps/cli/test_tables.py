@@ -62,6 +62,26 @@ def test_a_row_is_one_line_whatever_its_cells_hold() -> None:
     ]
 
 
+def test_columns_without_room_are_named_and_a_reason_has_two_lines() -> None:
+    columns = ("trial", "state", "lr", "warmup", "dropout", "reason")
+    grid = TextTable(columns, right={"lr"}, optional=("lr", "warmup", "dropout"), prose="reason")
+    reason = "RuntimeError: the shapes 64x784 and 64x10 cannot be multiplied in layer three"
+    grid.rows.append(("3", "failed", "0.00443", "0.2146", "0.1", reason))
+    grid.rows.append(("4", "pruned", "0.00178", "0.2161", "0.3", "asha at epoch 2"))
+    lines = [line.rstrip() for line in Text.from_ansi(_render(grid, 60)).plain.splitlines()]
+    assert lines == [
+        "trial  state        lr  warmup  reason",
+        "3      failed  0.00443  0.2146  RuntimeError: the shapes",
+        "                                64x784 and 64x10 cannot be …",
+        "4      pruned  0.00178  0.2161  asha at epoch 2",
+        "no room for dropout",
+    ]
+    wide = Text.from_ansi(_render(grid, 200)).plain
+    assert reason in wide
+    assert "dropout" in wide
+    assert "no room" not in wide
+
+
 def test_titles_are_shortened_but_distinct() -> None:
     keys = ["train.optimizer.name", "train.schedule.name", "train.optimizer.lr", "task.epoch"]
     assert titles(keys, beside=("trial", "epoch")) == [

@@ -1,4 +1,4 @@
-"""`sweep verify`: a sound sweep passes, and each damaged record is named."""
+"""`sweep audit --files`: a sound sweep passes, and each damaged record is named."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sw
 
 
 def _verify() -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["verify", "made", "--json"])
+    done = CliRunner().invoke(app, ["audit", "made", "--files", "--json"])
     assert done.stdout, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     assert done.exit_code == (0 if found["is_sound"] else 1)
@@ -100,7 +100,7 @@ def test_sound_sweep_passes(paths: SweepPaths) -> None:
     (note,) = found["notes"]  # the template was copied
     assert_parts(note, "the root was at ", "corrected by: ", "sync made")
     assert _content(paths) == before
-    done = CliRunner().invoke(app, ["verify", "made"])
+    done = CliRunner().invoke(app, ["audit", "made", "--files"])
     assert_parts(done.stdout, "sweep 'made' is sound", "compared: ", "4 runs in the tracking")
 
 
@@ -249,7 +249,7 @@ def test_unknown_directory_is_named(paths: SweepPaths) -> None:
 
 def test_spec_without_a_valid_revision_is_refused(paths: SweepPaths) -> None:
     _flip(paths.spec, b"trials: ")
-    done = CliRunner().invoke(app, ["verify", "made"])
+    done = CliRunner().invoke(app, ["audit", "made", "--files"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert_parts(done.stderr, "sweep.yaml has no valid revision")
 
@@ -264,7 +264,7 @@ def test_running_sweep_is_not_compared(paths: SweepPaths) -> None:
     lock = SweepLock(paths.lock)
     lock.acquire()
     try:
-        done = CliRunner().invoke(app, ["verify", "made"])
+        done = CliRunner().invoke(app, ["audit", "made", "--files"])
     finally:
         lock.release()
     assert (done.exit_code, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""What `check` and `plan` say of trials that this machine cannot hold."""
+"""What `check` says of trials that this machine cannot hold."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_trial_that_came_to_no_end_is_added_again(sweep: MadeSweep, ending: Any)
     assert finishing_trial(0, trials) is trials[5]
     if ending == "pruned":
         sweep.ledger = _open(sweep)
-        assert "write --finish 0" in _refused(sweep, 4)
+        assert "write 0" in _refused(sweep, 4)
 
 
 def test_directory_continues_that_of_the_pruned_trial(sweep: MadeSweep, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_running_sweep_is_refused(sweep: MadeSweep) -> None:
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
     try:
-        command = ["resume", "small", "--finish", "0", "--root", str(sweep.paths.root)]
+        command = ["resume", "small", "0", "--finish", "--root", str(sweep.paths.root)]
         done = CliRunner().invoke(app, command)
     finally:
         lock.release()
@@ -272,9 +272,9 @@ def test_running_sweep_is_refused(sweep: MadeSweep) -> None:
     assert len(sweep.ledger.trials()) == 4
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0,", "0 1"])
+@pytest.mark.parametrize("text", ["", "x", "1.5", "0,", "0 1"])
 def test_malformed_numbers_are_refused(sweep: MadeSweep, text: str) -> None:
-    command = ["resume", "small", f"--finish={text}", "--root", str(sweep.paths.root)]
+    command = ["resume", "small", text, "--finish", "--root", str(sweep.paths.root)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert "must be a whole number" in " ".join(done.stderr.split())
@@ -284,8 +284,8 @@ def test_best_offers_to_finish_a_pruned_winner(sweep: MadeSweep) -> None:
     root = ["--root", str(sweep.paths.root)]
     shown = CliRunner().invoke(app, ["best", "small", *root]).stdout
     assert "asha at epoch 2" in shown
-    assert "resume small --finish 0" in shown
-    other = CliRunner().invoke(app, ["best", "small", "--trial", "1", *root]).stdout
+    assert "resume small 0 --finish" in shown
+    other = CliRunner().invoke(app, ["best", "small", "1", *root]).stdout
     assert "--finish" not in other
     _open(sweep, 0)
     assert "--finish" not in CliRunner().invoke(app, ["best", "small", *root]).stdout

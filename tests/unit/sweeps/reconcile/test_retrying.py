@@ -1,4 +1,4 @@
-"""What `sweep retry` takes, from where a trial runs again, and what a kill in between leaves."""
+"""What `sweep resume --retry` takes, from where a trial runs again, and what a kill leaves."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _refused(sweep: MadeSweep, *numbers: int, fresh: bool = False) -> str:
 @pytest.mark.parametrize(
     ("number", "why"),
     [
-        (COMPLETE, "train small --trial 1"),
-        (PRUNED, "resume small --finish 2"),
+        (COMPLETE, "train small 1"),
+        (PRUNED, "resume small 2 --finish"),
         (WAITING, "it continues with"),
         (7, "no such trial"),
     ],
@@ -194,7 +194,7 @@ def test_damaged_checkpoints_are_refused(sweep: MadeSweep) -> None:
 
 def test_trial_with_nothing_left_to_train_is_refused(sweep: MadeSweep) -> None:
     commit(sweep.paths.trial(FAILED), 10, step=100)
-    assert "retry small --trial 0 --fresh" in _refused(sweep, FAILED)
+    assert "resume small 0 --retry --fresh" in _refused(sweep, FAILED)
 
 
 def test_earlier_attempt_leaves_no_report(sweep: MadeSweep) -> None:
@@ -307,7 +307,7 @@ def test_changed_diverged_trial_is_offered_a_new_start(
     spec = with_overrides(sweep.spec, ["train.clip.max_norm=0.5"])
     _open(sweep, RetryRequest((DIVERGED,), fresh), said, spec=spec)
     assert len(said) == num_said
-    assert fresh or "retry small --trial 4 --fresh" in said[1]
+    assert fresh or "resume small 4 --retry --fresh" in said[1]
 
 
 def test_asking_twice_runs_it_again_once(sweep: MadeSweep) -> None:
@@ -331,7 +331,7 @@ def test_trial_may_fail_and_run_again_twice(sweep: MadeSweep) -> None:
 
 def test_stopped_by_the_user_is_not_retried(sweep: MadeSweep) -> None:
     sweep.ledger.finish(WAITING, "pruned", reason=BY_THE_USER)
-    assert "--finish 3" in _refused(sweep, WAITING)
+    assert "3 --finish" in _refused(sweep, WAITING)
 
 
 def test_fresh_retry_empties_an_object_store(
@@ -428,5 +428,5 @@ def test_trial_that_finishes_another_cannot_begin_anew(sweep: MadeSweep) -> None
     sweep.ledger.finish(number, "failed", reason="ValueError: the bug")
     said = _refused(sweep, number, fresh=True)
     assert "continues trial 2" in said
-    assert f"train small --trial {number}" in said
+    assert f"train small {number}" in said
     assert sweep.ledger.trial(number).state == "failed"

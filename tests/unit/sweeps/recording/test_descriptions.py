@@ -60,7 +60,7 @@ def test_a_pruned_trial(spec: SweepSpec) -> None:
         "**Pruned** after 3 epochs of 10, `best val/loss 0.1023` at epoch 2.",
         f"Why it ended: `{REASON}`",
         "Searched: `lr 0.04971`, `max_norm 2.025`",
-        "Checkpoint: epoch 2, step 46; export: `sweep best small --trial 2 --export DIR`",
+        "Checkpoint: epoch 2, step 46; export: `sweep best small 2 --export DIR`",
     ]
 
 
@@ -130,4 +130,4 @@ def test_a_resumed_sweep_has_no_description() -> None:
 
 def test_command_of_another_root_names_it(spec: SweepSpec, tmp_path: Path) -> None:
     text = describe_trial(_trial(), spec, SweepPaths(tmp_path, "small"), "pruned")
-    assert f"`sweep best small --trial 2 --export DIR --root {tmp_path}`" in text
+    assert f"`sweep best small 2 --export DIR --root {tmp_path}`" in text

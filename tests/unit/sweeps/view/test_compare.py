@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from sweeps.artifacts.export import ExportedWeights, Standing, model_card
 from sweeps.cli import render
@@ -314,13 +314,17 @@ def test_diff_prints_metric_and_differing_parameters(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     for value in (0.5, 0.4):
         sweep.add("complete", value)
-    root = ["--root", str(tmp_path)]
-    lines = CliRunner().invoke(app, ["diff", "small", "0", "1", *root]).stdout.splitlines()
+
+    def shown(first: str, second: str) -> Result:
+        words = ["show", "small", first, "--diff", second, "--root", str(tmp_path)]
+        return CliRunner().invoke(app, words)
+
+    lines = shown("0", "1").stdout.splitlines()
     assert lines[0].split() == ["trial", "0", "trial", "1"]
     assert lines[1].split() == ["val/loss", "0.5", "0.4"]
     assert {line.split()[0] for line in lines[2:]} == set(sweep.spec.space)
-    same = CliRunner().invoke(app, ["diff", "small", "1", "1", *root]).stdout.splitlines()
+    same = shown("1", "1").stdout.splitlines()
     assert same[-1] == "their parameters are the same"
-    wrong = CliRunner().invoke(app, ["diff", "small", "0", "9", *root])
+    wrong = shown("0", "9")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "has no trial 9; its trials are 0 to 1" in wrong.stderr

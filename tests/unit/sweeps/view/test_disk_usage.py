@@ -1,4 +1,4 @@
-"""`sweep du`: each byte of a sweep counts once, under its kind, and links are not followed."""
+"""`sweep list --sizes`: each byte counts once, under its kind; links are not followed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = {
 
 
 def _du(root: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, ["du", *words, "--root", str(root)])
+    return CliRunner().invoke(app, ["list", "--sizes", *words, "--root", str(root)])
 
 
 @pytest.fixture

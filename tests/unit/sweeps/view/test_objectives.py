@@ -131,7 +131,7 @@ def test_best_asks_for_a_choice_on_a_front(sweep: MadeSweep, tmp_path: Path) -> 
     sweep.add("complete", [0.4, 800.0])
     sweep.add("complete", [0.6, 700.0])
     target = tmp_path / "out"
-    with pytest.raises(NoChoice, match=r"2 trials .* on the Pareto front: 1, 0; .*--trial K"):
+    with pytest.raises(NoChoice, match=r"2 trials .* on the Pareto front: 1, 0; .*as TRIAL"):
         export_best(sweep.view, target)
     assert not target.exists()
     assert sweep.view.best(0)["number"] == 0

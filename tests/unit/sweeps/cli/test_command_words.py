@@ -1,0 +1,140 @@
+"""The words of a command line: former names, a sweep that is not named, trials, and options."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from sweeps.cli import inspect
+from sweeps.cli.app import app
+from sweeps.cli.console import FORMER
+from tests.unit.sweeps.sweep_factory import MadeSweep
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _made(name: str, *, seconds: int) -> MadeSweep:
+    """A sweep with a trial, whose spec was written at a time in seconds."""
+    made = MadeSweep(Path("runs").absolute(), name)
+    made.add("complete", 0.5)
+    os.utime(made.paths.spec, (seconds, seconds))
+    return made
+
+
+def _sweep(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def _refusal(*words: str) -> str:
+    done = _sweep(*words)
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    return done.stderr
+
+
+def test_commands_are_few_and_in_four_groups() -> None:
+    assert len(COMMANDS) <= 18
+    groups = [command.rich_help_panel for command in COMMANDS.values()]
+    assert list(dict.fromkeys(groups)) == ["Run", "Look", "Trust", "Keep"]
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_former_name_is_answered_with_the_new_one(here: Path, former: str) -> None:
+    said = _refusal(former, "digits", "--json")
+    assert said == f"'sweep {former}' is no command any more; use: sweep {FORMER[former]}\n"
+    command, *words = FORMER[former].split()
+    flags = {flag for option in COMMANDS[command].params for flag in option.opts}
+    assert {word for word in words if word.startswith("-")} <= flags
+    assert not list(here.iterdir())
+
+
+@pytest.mark.usefixtures("here")
+def test_newest_sweep_is_taken_without_a_name() -> None:
+    _made("newer", seconds=2000)
+    alone = _sweep("status", "--json")
+    assert (json.loads(alone.stdout)["name"], alone.stderr) == ("newer", "")
+    _made("older", seconds=1000)
+    for words in (("status", "--json"), ("audit", "--json"), ("show", "0", "--json")):
+        done = _sweep(*words)
+        assert done.exit_code == 0, done.output
+        assert "the newest sweep" in done.stderr
+        assert "newer" in done.stdout or json.loads(done.stdout)["number"] == 0
+
+
+@pytest.mark.usefixtures("here")
+def test_spec_of_a_new_sweep_has_a_name_by_default() -> None:
+    _made("digits", seconds=1000)
+    assert "run it with: sweep run digits-2.yaml" in _sweep("init", "--from", "digits").stdout
+
+
+def test_no_sweep_can_be_the_newest(here: Path) -> None:
+    assert f"there is no sweep below {here}/runs; without NAME" in _refusal("best")
+
+
+@pytest.mark.usefixtures("here")
+def test_lone_number_is_a_trial_unless_a_sweep_has_that_name() -> None:
+    _made("digits", seconds=2000).add("complete", 0.25)
+    assert json.loads(_sweep("best", "0", "--json").stdout)["value"] == 0.5
+    assert "has no trial 7" in _refusal("show", "7")
+    _made("seven", seconds=1000).paths.directory.rename("runs/7")
+    assert "no TRIAL was given" in _refusal("show", "7")
+    assert json.loads(_sweep("show", "7", "0", "--json").stdout)["number"] == 0
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [("digits", "1"), ("digits", "--trial", "1"), ("1",)])
+def test_trial_to_stop_is_the_second_word_or_an_option(words: tuple[str, ...]) -> None:
+    made = _made("digits", seconds=1000)
+    made.add(None, 0.5)
+    done = _sweep("stop", *words, "--json")
+    assert done.exit_code == 0, done.output
+    assert [trial.state for trial in made.ledger.trials()] == ["complete", "pruned"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("audit digits --files --test", "--test and --files exclude each other"),
+        ("audit digits --test --from first", "--from says nothing without --reproduce"),
+        ("audit digits 0", "TRIAL says nothing without --test or --reproduce"),
+        ("audit digits 0 --files", "TRIAL says nothing without --test or --reproduce"),
+        ("best digits 0 --confirmed", "--confirmed and TRIAL exclude each other"),
+        ("doctor --trust x --forget x", "--trust and --forget exclude each other"),
+        ("init -s trials=3", "-s says nothing without --from"),
+        ("list --remove", "--remove says nothing without NAME"),
+        ("list digits --yes", "--yes says nothing without --remove"),
+        ("report digits --csv a --open", "--csv and --open exclude each other"),
+        ("resume digits 0", "TRIAL says nothing without --retry or --finish"),
+        ("resume digits --finish", "--finish says nothing without TRIAL"),
+        ("resume digits --retry --finish 0", "--retry and --finish exclude each other"),
+        ("show digits 0 --follow", "--follow says nothing without --log"),
+        ("stop digits 0 --trial 0", "TRIAL and --trial exclude each other"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(line: str, said: str) -> None:
+    _made("digits", seconds=1000)
+    assert _refusal(*line.split()).startswith(said)
+
+
+@pytest.mark.usefixtures("here")
+def test_report_opens_the_page_that_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(inspect.webbrowser, "open", opened.append)
+    monkeypatch.setattr("sweeps.artifacts.export.report", lambda _, path: path)
+    _made("digits", seconds=1000)
+    assert _sweep("report").exit_code == 0
+    assert not opened
+    assert _sweep("report", "--open").exit_code == 0
+    assert opened == [Path("digits-report.html").absolute().as_uri()]
