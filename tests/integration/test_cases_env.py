@@ -136,7 +136,7 @@ def test_task_that_exits_is_refused(cli: CommandLine, place: str, command: str) 
 @pytest.mark.parametrize("file", ["step", "lists", "logstep", "cond", "sci"])
 def test_08_space_is_valid(file: str) -> None:
     """Without a process: every command reads the spec in this way."""
-    spec = load_with_positions(CASES / f"08-wandb-space/{file}.yaml")
+    spec = load_with_positions(CASES / f"08-wandb-space/{file}.yaml")[0]
     for number in range(4):
         spec.trial_config(number, spec.search_space().draw(number) or {})
 
