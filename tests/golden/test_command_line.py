@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from sweeps.cli.app import app
 from sweeps.spec.spec import load_with_positions
@@ -31,14 +32,9 @@ def _compare(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(command: str) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("sweep"), *command.split(), "--help"],
-        capture_output=True,
-        text=True,
-        env={"PATH": os.environ["PATH"], "COLUMNS": "100", "LANG": "C.UTF-8"},
-        check=True,
-    )
-    assert done.stderr == ""
+    words = [*command.split(), "--help"]
+    done = CliRunner().invoke(app, words, prog_name="sweep", env={"COLUMNS": "100"})
+    assert (done.exit_code, done.stderr) == (0, "")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     _compare(f"help{'-' if command else ''}{command}.txt", "\n".join(lines) + "\n")
 

@@ -148,7 +148,7 @@ def test_no_path_is_empty(nowhere: Path, name: str) -> None:
     params = COMMANDS[name].params
     words = {one.name: "1" for one in params if one.param_type_name == "argument"}
     for option in params:
-        if not PATHS & {option.name, *option.opts}:
+        if not PATHS & {option.name, *option.opts} or getattr(option, "is_flag", False):
             continue
         if option.name in words:
             said = _refusal(name, *(words | {option.name: ""}).values())
