@@ -14,18 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sweeps.api.command import SweepCommandError, in_notebook, read_command, run_command
+from sweeps.api.light import FULL_DOOR, Asked, LightSweep
+from sweeps.api.objective import Objective, Report, light_keys
+from sweeps.api.sweep_file import SweepKeys, override_texts, short_form, sweep_file
 from sweeps.api.trial import Trial
 from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
-from sweeps.formatting import quoted
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.run.stop_requests import stop
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
-from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirm import confirmed_trial, find_confirmation
 from sweeps.view.compare import compare as compare_views
@@ -61,14 +62,32 @@ class Sweep:
         UserError: The task's class is defined in the notebook itself.
     """
 
-    def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
-        text = sweep_file(keys)
+    paths: SweepPaths
+    _light: LightSweep | None = None
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        space: Mapping[str, Any] | None = None,
+        *,
+        root: str | Path | None = None,
+        **keys: Unpack[SweepKeys],
+    ) -> None:
+        given: dict[str, Any] = dict(keys)
+        short = {key: short_form(value) for key, value in (space or {}).items()}
+        light = objective is not None or ("task" not in keys and _has_arguments(short))
+        if light:
+            given = light_keys(objective, short, keys)
+        elif space is not None:
+            given["space"] = short
+        drawn = 0 if light else None  # otherwise `sweep run` checks what comes with it
         try:
-            spec, document = parse_with_positions(text, "Sweep(...)", drawn=None)
+            spec, document = parse_with_positions(sweep_file(given), "Sweep(...)", drawn=drawn)
         except SpecError as error:  # a caller has not seen the text in which it has its place
             issues = [LocatedIssue("Sweep(...)", one.key, one.message) for one in error.problems]
             raise SpecError(issues) from None
-        self._begin(root, spec, text=text, choices=document.choices)
+        self._begin(root, spec, text=sweep_file(given), choices=document.choices)
+        self._light = LightSweep(self.paths, spec, objective) if light else None
 
     def _begin(
         self,
@@ -207,10 +226,65 @@ class Sweep:
             SweepCommandError: The sweep exists already, the task is wrong, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
+        note = what_auto_took(self._choices) if self._choices else ""
+        if self._light is not None:
+            with progress_bar(self.paths, self._spec, note or FULL_DOOR, always=True) as look:
+                self._light.run(look)
+            return self
         with self._written() as arguments:
-            note = what_auto_took(self._choices) if self._choices else ""
             self._drive("run", *arguments, *self._root(), *flags_of(offline=offline), note=note)
         return self
+
+    def ask(self) -> Asked | None:
+        """Begin the next trial of a sweep without a task, to be run by the caller.
+
+        The sweep's lock is held until no trial is left. A trial whose result is never told is
+        returned again, first, by the next process that asks.
+
+        Examples:
+            >>> by_hand = Sweep(name="by_hand", space={"lr": [0.1, 0.01]}, mode="min", trials=2)
+            >>> while (trial := by_hand.ask()) is not None:
+            ...     by_hand.tell(trial, trial.params["lr"] ** 2)
+
+        Returns:
+            The trial's number and values; None if the sweep has all its trials, or stops.
+
+        Raises:
+            UserError: The sweep has a task.
+            SearchChanged: A sweep of this name exists, with other keys.
+            SweepLockedError: Another process runs the sweep.
+        """
+        return self._function().ask()
+
+    def tell(
+        self, trial: Asked | int, result: Report | None = None, *, failure: str | None = None
+    ) -> None:
+        """Store the result of a trial that `ask` has returned.
+
+        Examples:
+            >>> told = Sweep(name="told", space={"lr": [0.1, 0.01]}, mode="min", trials=2)
+            >>> if (trial := told.ask()) is not None:
+            ...     told.tell(trial, failure="out of memory")
+
+        Args:
+            trial: The trial, or its number.
+            result: Its value, or several metrics by name; NaN and infinity fail the trial.
+            failure: Why it has no result.
+
+        Raises:
+            UserError: The trial is not running, or the result is no number.
+        """
+        number = trial.number if isinstance(trial, Asked) else trial
+        self._function().tell(number, result, failure)
+
+    def _function(self) -> LightSweep:
+        if self._light is None:
+            raise UserError(
+                f"sweep '{self.name}' has a task, whose trials run() starts; ask() and tell() are "
+                "for a sweep of your own function; leave `task` out, and name the function's "
+                "arguments in the space"
+            )
+        return self._light
 
     def resume(
         self,
@@ -503,47 +577,14 @@ class Sweep:
         return copy_study(self._view())
 
 
-def sweep_file(keys: Mapping[str, Any]) -> str:
-    """Return a sweep file with these keys."""
-    return "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
-
-
-def override_texts(overrides: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the texts KEY=VALUE of overrides."""
-    return tuple(f"{key}={write_flow(_plain(value))}" for key, value in (overrides or {}).items())
-
-
 def flags_of(**given: bool) -> list[str]:
     """Return the options of the command line that are given."""
     return [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as plain data; an imported class or function stands for its name."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return value.tolist()
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if not hasattr(value, "__qualname__"):
-        raise UserError(
-            f"{quoted(repr(value))} is a {type(value).__name__}, which a sweep file cannot hold; "
-            "values are numbers, texts, lists, mappings and None; write it as one of them"
-        )
-    module, name = value.__module__, value.__qualname__
-    if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
-        raise UserError(
-            f"{name} is defined in {'this notebook or script' if module == '__main__' else module}"
-            ", and the processes of the trials could not import it; a task stands at the top of a "
-            "module; in a notebook, begin its cell with %%writefile my_task.py, and write "
-            f"task='my_task:{name.rpartition('.')[2]}'"
-        )
-    return f"{module}:{name}"
+def _has_arguments(space: Mapping[str, Any]) -> bool:
+    """Return whether a space names arguments of a function, not keys of a sweep file."""
+    return any("." not in str(key) for key in space)
 
 
 @contextlib.contextmanager
@@ -585,26 +626,30 @@ _ENDED = ("complete", "pruned", "failed")
 
 @contextlib.contextmanager
 def progress_bar(
-    paths: SweepPaths, spec: SweepSpec, note: str = ""
+    paths: SweepPaths, spec: SweepSpec, note: str = "", *, always: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that updates the bar; it does nothing outside notebooks.
+    """Yield a function that updates the bar.
 
     Args:
         paths: The sweep's files.
         spec: The sweep.
         note: A line above the bar; empty: none.
+        always: Also outside notebooks, where a command shows its own progress.
     """
-    if not in_notebook():
+    if not in_notebook() and not always:
         yield lambda: None
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm's advice to install ipywidgets
         from tqdm.auto import tqdm
     if note:
-        tqdm.write(note)
-    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial") as bar:
+        tqdm.write(note, file=None if in_notebook() else sys.stderr)
+    hidden = None if always else False  # None: where no terminal shows it
+    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial", disable=hidden) as bar:
 
         def update() -> None:
+            if bar.disable:
+                return
             try:
                 found = SweepView(paths).status()
             except (ValueError, LedgerError, RevisionError, SpecError, OSError):

@@ -85,6 +85,15 @@ class Trial:
         return self._view.config(self._record)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of its task, or of the function that its sweep calls.
+
+        Examples:
+            >>> Sweep.open("digits").best.arguments["width"]
+        """
+        return {key: value for key, value in self.config["task"].items() if key != "name"}
+
+    @property
     def checkpoint(self) -> str:
         """The checkpoint of its value: a directory, or the prefix of an object store.
 

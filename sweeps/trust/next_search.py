@@ -42,6 +42,8 @@ def next_overrides(
 ) -> tuple[str, ...]:
     """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
     num_trials, spec = len(of_search(view.records)), view.spec
+    if spec.is_of_script:
+        return ()
     if view.stop is not None:
         more: tuple[str, ...] = view.stop.continue_overrides
     else:
