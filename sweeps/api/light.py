@@ -15,6 +15,7 @@ import os
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -69,6 +70,10 @@ FULL_DOOR = (
 class Asked(NamedTuple):
     """A trial that `Sweep.ask` has begun.
 
+    Examples:
+        >>> asked = Sweep(name="asked", space={"lr": [0.1, 0.01]}, mode="min", trials=1).ask()
+        >>> asked.number, asked.params["lr"]
+
     Attributes:
         number: The trial's number, from 0.
         params: The searched values, by the names of the space.
@@ -120,6 +125,7 @@ class LightSweep:
         self._name = "the caller" if objective is None else spec.task.name.partition(":")[2]
         self._spec = _resolved(spec, objective)
         self._now: _Opened | None = None
+        self._release: Callable[[], object] = lambda: None
 
     def run(self, show: Callable[[], None]) -> None:
         """Run the trials that are left; `show` is called after each.
@@ -186,9 +192,8 @@ class LightSweep:
 
     def close(self) -> None:
         """Release the sweep's lock; trials that were begun stay unfinished."""
-        if self._now is not None:
-            self._now.lock.release()
-            self._now = None
+        self._release()
+        self._now = None
 
     @property
     def _opened(self) -> _Opened:
@@ -207,6 +212,8 @@ class LightSweep:
             dry_run(spec, warm)
         lock = SweepLock(paths.lock)
         lock.acquire()
+        # Also when this object is no longer used, and when the process ends by itself.
+        self._release = weakref.finalize(self, lock.release)
         try:
             if paths.exists():
                 _check_unchanged(paths, spec)
@@ -223,7 +230,7 @@ class LightSweep:
             write_spec(paths.spec, spec)
             self._now = self._session(lock, ledger)
         except BaseException:  # also on Ctrl-C: the next process needs the lock
-            lock.release()
+            self._release()
             raise
         return self._now
 
@@ -278,15 +285,8 @@ class LightSweep:
         if watches and active_stop_criterion(spec, ledger.trials(), now.seconds):
             return None
         suggestion = now.suggester.propose(now.num_trials)
-
-        def add() -> TrialRecord:
-            trial = ledger.add(suggestion)
-            ledger.start(trial.number)
-            return trial
-
-        trial = ledger.transaction(add)
         now.num_trials += 1
-        return trial
+        return ledger.add(suggestion, started=True)
 
     def _run_trial(self, asked: Asked) -> None:
         """Run the function with the parameters of a trial, and store how it ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from sweeps.errors import UserError
@@ -17,7 +17,7 @@ from trainable.user_code.task_import import SCRIPT
 
 Report = float | Mapping[str, float]
 """A number, the sweep's metric; or several metrics by their names."""
-Objective = Callable[..., Report | Generator[Report, None, None]]
+Objective = Callable[..., Report | Iterator[Report]]
 """A function of the searched values: it returns a report, or yields one after each epoch."""
 
 KEYS = {"version", "name", "task", "metric", "mode", "select", "trials", "seed", "budget"} | {
@@ -48,7 +48,7 @@ def light_keys(
     Raises:
         UserError: The function cannot take the values of the space, or a key has no effect.
     """
-    name = getattr(objective, "__name__", "").strip("<>")
+    name = getattr(objective, "__name__", "").replace("<lambda>", "")
     if "task" in keys:
         raise UserError(
             "both a function and `task` are given; a sweep trains one of them; leave one out"

@@ -6,6 +6,7 @@ What must not live here: how a sweep runs (`sweep run`, in a child process), and
 from __future__ import annotations
 
 import contextlib
+import html
 import re
 import sys
 import tempfile
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from sweeps.api.command import SweepCommandError, in_notebook, read_command, run_command
 from sweeps.api.light import FULL_DOOR, Asked, LightSweep
 from sweeps.api.objective import Objective, Report, light_keys
 from sweeps.api.sweep_file import SweepKeys, override_texts, short_form, sweep_file
 from sweeps.api.trial import Trial
+from sweeps.artifacts import export
 from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.run.stop_requests import stop
@@ -29,9 +31,10 @@ from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirm import confirmed_trial, find_confirmation
+from sweeps.trust.findings import find
 from sweeps.view.compare import compare as compare_views
 from sweeps.view.sweep_view import SweepView
-from sweeps.view.tables import curves_frame, leaders_frame, trials_frame
+from sweeps.view.tables import curves_frame, leaders_frame, trials_frame, write_tables
 
 if TYPE_CHECKING:
     import optuna
@@ -45,6 +48,9 @@ class Sweep:
     Its keywords are the keys of a sweep file (see the reference of the sweep file), with the same
     rules and the same messages. `task` may also be an imported class.
 
+    Instead of a task, a sweep may have a function of this script or notebook. Its trials run in
+    this process, one after another, and the space has the function's arguments.
+
     Examples:
         >>> sweep = Sweep(
         ...     name="digits", task="digits", metric="val/loss", mode="min", trials=8,
@@ -52,14 +58,25 @@ class Sweep:
         ...     space={"train.optimizer.lr": {"loguniform": [1e-4, 1e-1]}},
         ... )
         >>> sweep.run().best.params
+        >>> def train(lr, warmup):
+        ...     return (lr - 0.01) ** 2 + warmup
+        >>> of_function = Sweep(train, {"lr": [0.1, 0.01], "warmup": range(3)}, mode="min", trials=4)
+        >>> of_function.run().best.arguments
 
     Args:
+        objective: A function of the searched values. It returns a number or a dict of metrics, or
+            yields such a report after each epoch, with `budget={"epochs": ...}`.
+        space: What is searched: the function's arguments, or the keys of a task's sweep. A value
+            is a distribution in the form of a sweep file, a list of choices, a `range`, or a
+            distribution of Optuna.
         root: The directory of all sweeps; default: `$SWEEP_ROOT`, or `./runs`.
-        keys: The keys of the sweep file.
+        keys: The keys of the sweep file. With a function, `name` is its name and `metric` is
+            `value` by default.
 
     Raises:
         SpecError: A key is unknown or a value is wrong; the message lists all problems.
-        UserError: The task's class is defined in the notebook itself.
+        UserError: The task's class is defined in the notebook itself, or the function cannot take
+            the values of the space.
     """
 
     paths: SweepPaths
@@ -215,6 +232,9 @@ class Sweep:
         interrupt drains the trials and raises KeyboardInterrupt; `resume` continues. If this
         process is killed, the driver is killed, too, and `resume` continues from the newest
         checkpoints.
+
+        A function is called in this process instead. To run its script again goes on with the
+        sweep: a trial that was running starts anew, with the same parameters.
 
         Examples:
             >>> Sweep.from_file("sweep.yaml").run().trials()
@@ -560,6 +580,75 @@ class Sweep:
         return Figures(self.paths)
 
     @property
+    def findings(self) -> list[str]:
+        """What was found so far, a sentence each: those of `sweep status` and of the report.
+
+        Examples:
+            >>> for sentence in Sweep.open("digits").findings:
+            ...     print(sentence)
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        return [one.sentence for one in find(self._view()).sentences]
+
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write the page with all figures, as `sweep report` does, and return its file.
+
+        Examples:
+            >>> Sweep.open("digits").report("digits.html")
+
+        Args:
+            file: The file to write; default: `NAME-report.html` in the working directory.
+
+        Raises:
+            NoReport: It could not be drawn.
+            UnknownSweep: The sweep has not begun.
+        """
+        return export.report(self._view(), Path(file or f"{self.name}-report.html"))
+
+    def compare(self, *others: Sweep, top: int = 5) -> Comparison:
+        """Compare the best trials of this sweep, and of others; see `sweeps.compare`.
+
+        Examples:
+            >>> Sweep.open("digits").compare(Sweep.open("wider"), top=3).leaders
+        """
+        return compare(self, *others, top=top)
+
+    def export(
+        self, directory: str | Path, *, kind: Literal["csv", "parquet"] = "csv"
+    ) -> list[Path]:
+        """Write the trials and the curves as tables, as `sweep export` does.
+
+        Examples:
+            >>> Sweep.open("digits").export("tables", kind="parquet")
+
+        Args:
+            directory: A new or existing directory.
+            kind: The format of the tables.
+
+        Returns:
+            The files written.
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        if kind not in ("csv", "parquet"):
+            raise UserError(f"kind is {kind!r}; tables are csv or parquet; write one of them")
+        return write_tables(self._view(), Path(directory), kind)
+
+    def _repr_html_(self) -> str:
+        """Return the state and the best trials, for a notebook."""
+        if not self.paths.exists():
+            return f"<p>{html.escape(repr(self))}</p>"
+        status = self._view().status()
+        counts = ", ".join(
+            f"{count} {state}" for state, count in status["trials"].items() if count
+        )
+        said = f"{self.name}: {status['state']}, {status['num_trials']} trials: {counts}"
+        return f"<p>{html.escape(said)}</p>{self.compare()._repr_html_()}"
+
+    @property
     def study(self) -> optuna.Study:
         """The sweep's trials as an Optuna study in memory, for `optuna.visualization`.
 
@@ -739,6 +828,10 @@ class Comparison:
 
     leaders: pd.DataFrame
     same: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        """Return the leaders as a table, for a notebook."""
+        return str(self.leaders.to_html(border=0))
 
 
 def compare(*sweeps: Sweep, top: int = 5) -> Comparison:
