@@ -60,8 +60,8 @@ class Sweep:
         >>> sweep.run().best.params
         >>> def train(lr, warmup):
         ...     return (lr - 0.01) ** 2 + warmup
-        >>> of_function = Sweep(train, {"lr": [0.1, 0.01], "warmup": range(3)}, mode="min", trials=4)
-        >>> of_function.run().best.arguments
+        >>> space = {"lr": {"loguniform": [1e-4, 1e-1]}, "warmup": range(3)}
+        >>> Sweep(train, space, mode="min", trials=4).run().best.arguments
 
     Args:
         objective: A function of the searched values. It returns a number or a dict of metrics, or
