@@ -17,6 +17,7 @@ complete_account()
 
 if TYPE_CHECKING:
     from sweeps.api.command import SweepCommandError as SweepCommandError
+    from sweeps.api.light import Asked as Asked
     from sweeps.api.sweep import Comparison as Comparison
     from sweeps.api.sweep import Figures as Figures
     from sweeps.api.sweep import Sweep as Sweep
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sweeps.view.sweep_view import UnknownTrial as UnknownTrial
 
 _MODULES = {
+    "Asked": "api.light",
     "Comparison": "api.sweep",
     "Figures": "api.sweep",
     "Incomparable": "view.compare",
@@ -54,4 +56,8 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'sweeps' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sweeps.{_MODULES[name]}"), name)
+    from trainable.process_start import without_collection
+
+    with without_collection():
+        module = importlib.import_module(f"sweeps.{_MODULES[name]}")
+    return getattr(module, name)

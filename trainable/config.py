@@ -35,6 +35,7 @@ class Section(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
+        defer_build=True,
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )

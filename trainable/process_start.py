@@ -21,12 +21,14 @@ def without_collection() -> Iterator[None]:
     Collections would take a fifth of the time of importing torch and Ray. Objects that exist at
     the end are exempt from later collections, too.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def load_training() -> None:

@@ -6,6 +6,7 @@ What must not live here: how a sweep runs (`sweep run`, in a child process), and
 from __future__ import annotations
 
 import contextlib
+import html
 import re
 import sys
 import tempfile
@@ -14,23 +15,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from sweeps.api.command import SweepCommandError, in_notebook, read_command, run_command
+from sweeps.api.light import FULL_DOOR, Asked, LightSweep
+from sweeps.api.objective import Objective, Report, light_keys
+from sweeps.api.sweep_file import SweepKeys, override_texts, short_form, sweep_file
 from sweeps.api.trial import Trial
+from sweeps.artifacts import export
 from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
-from sweeps.formatting import quoted
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.run.stop_requests import stop
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.automatic import sentence as what_auto_took
 from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
-from sweeps.spec.yaml_scalars import write_flow, write_key
 from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirm import confirmed_trial, find_confirmation
+from sweeps.trust.findings import find
 from sweeps.view.compare import compare as compare_views
 from sweeps.view.sweep_view import SweepView
-from sweeps.view.tables import curves_frame, leaders_frame, trials_frame
+from sweeps.view.tables import curves_frame, leaders_frame, trials_frame, write_tables
 
 if TYPE_CHECKING:
     import optuna
@@ -44,6 +48,9 @@ class Sweep:
     Its keywords are the keys of a sweep file (see the reference of the sweep file), with the same
     rules and the same messages. `task` may also be an imported class.
 
+    Instead of a task, a sweep may have a function of this script or notebook. Its trials run in
+    this process, one after another, and the space has the function's arguments.
+
     Examples:
         >>> sweep = Sweep(
         ...     name="digits", task="digits", metric="val/loss", mode="min", trials=8,
@@ -51,24 +58,53 @@ class Sweep:
         ...     space={"train.optimizer.lr": {"loguniform": [1e-4, 1e-1]}},
         ... )
         >>> sweep.run().best.params
+        >>> def train(lr, warmup):
+        ...     return (lr - 0.01) ** 2 + warmup
+        >>> space = {"lr": {"loguniform": [1e-4, 1e-1]}, "warmup": range(3)}
+        >>> Sweep(train, space, mode="min", trials=4).run().best.arguments
 
     Args:
+        objective: A function of the searched values. It returns a number or a dict of metrics, or
+            yields such a report after each epoch, with `budget={"epochs": ...}`.
+        space: What is searched: the function's arguments, or the keys of a task's sweep. A value
+            is a distribution in the form of a sweep file, a list of choices, a `range`, or a
+            distribution of Optuna.
         root: The directory of all sweeps; default: `$SWEEP_ROOT`, or `./runs`.
-        keys: The keys of the sweep file.
+        keys: The keys of the sweep file. With a function, `name` is its name and `metric` is
+            `value` by default.
 
     Raises:
         SpecError: A key is unknown or a value is wrong; the message lists all problems.
-        UserError: The task's class is defined in the notebook itself.
+        UserError: The task's class is defined in the notebook itself, or the function cannot take
+            the values of the space.
     """
 
-    def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
-        text = sweep_file(keys)
+    paths: SweepPaths
+    _light: LightSweep | None = None
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        space: Mapping[str, Any] | None = None,
+        *,
+        root: str | Path | None = None,
+        **keys: Unpack[SweepKeys],
+    ) -> None:
+        given: dict[str, Any] = dict(keys)
+        short = {key: short_form(value) for key, value in (space or {}).items()}
+        light = objective is not None or ("task" not in keys and _has_arguments(short))
+        if light:
+            given = light_keys(objective, short, keys)
+        elif space is not None:
+            given["space"] = short
+        drawn = 0 if light else None  # otherwise `sweep run` checks what comes with it
         try:
-            spec, document = parse_with_positions(text, "Sweep(...)", drawn=None)
+            spec, document = parse_with_positions(sweep_file(given), "Sweep(...)", drawn=drawn)
         except SpecError as error:  # a caller has not seen the text in which it has its place
             issues = [LocatedIssue("Sweep(...)", one.key, one.message) for one in error.problems]
             raise SpecError(issues) from None
-        self._begin(root, spec, text=text, choices=document.choices)
+        self._begin(root, spec, text=sweep_file(given), choices=document.choices)
+        self._light = LightSweep(self.paths, spec, objective) if light else None
 
     def _begin(
         self,
@@ -175,6 +211,9 @@ class Sweep:
         process is killed, the driver is killed, too, and `resume` continues from the newest
         checkpoints.
 
+        A function is called in this process instead. To run its script again goes on with the
+        sweep: a trial that was running starts anew, with the same parameters.
+
         Examples:
             >>> Sweep.from_file("sweep.yaml").run().trials()
 
@@ -185,10 +224,65 @@ class Sweep:
             SweepCommandError: The sweep exists already, the task is wrong, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
+        note = what_auto_took(self._choices) if self._choices else ""
+        if self._light is not None:
+            with progress_bar(self.paths, self._spec, note or FULL_DOOR, always=True) as look:
+                self._light.run(look)
+            return self
         with self._written() as arguments:
-            note = what_auto_took(self._choices) if self._choices else ""
             self._drive("run", *arguments, *self._root(), *flags_of(offline=offline), note=note)
         return self
+
+    def ask(self) -> Asked | None:
+        """Begin the next trial of a sweep without a task, to be run by the caller.
+
+        The sweep's lock is held until no trial is left. A trial whose result is never told is
+        returned again, first, by the next process that asks.
+
+        Examples:
+            >>> by_hand = Sweep(name="by_hand", space={"lr": [0.1, 0.01]}, mode="min", trials=2)
+            >>> while (trial := by_hand.ask()) is not None:
+            ...     by_hand.tell(trial, trial.params["lr"] ** 2)
+
+        Returns:
+            The trial's number and values; None if the sweep has all its trials, or stops.
+
+        Raises:
+            UserError: The sweep has a task.
+            SearchChanged: A sweep of this name exists, with other keys.
+            SweepLockedError: Another process runs the sweep.
+        """
+        return self._function().ask()
+
+    def tell(
+        self, trial: Asked | int, result: Report | None = None, *, failure: str | None = None
+    ) -> None:
+        """Store the result of a trial that `ask` has returned.
+
+        Examples:
+            >>> told = Sweep(name="told", space={"lr": [0.1, 0.01]}, mode="min", trials=2)
+            >>> if (trial := told.ask()) is not None:
+            ...     told.tell(trial, failure="out of memory")
+
+        Args:
+            trial: The trial, or its number.
+            result: Its value, or several metrics by name; NaN and infinity fail the trial.
+            failure: Why it has no result.
+
+        Raises:
+            UserError: The trial is not running, or the result is no number.
+        """
+        number = trial.number if isinstance(trial, Asked) else trial
+        self._function().tell(number, result, failure)
+
+    def _function(self) -> LightSweep:
+        if self._light is None:
+            raise UserError(
+                f"sweep '{self.name}' has a task, whose trials run() starts; ask() and tell() are "
+                "for a sweep of your own function; leave `task` out, and name the function's "
+                "arguments in the space"
+            )
+        return self._light
 
     def resume(
         self,
@@ -463,6 +557,75 @@ class Sweep:
         return Figures(self.paths)
 
     @property
+    def findings(self) -> list[str]:
+        """What was found so far, a sentence each: those of `sweep status` and of the report.
+
+        Examples:
+            >>> for sentence in Sweep.open("digits").findings:
+            ...     print(sentence)
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        return [one.sentence for one in find(self._view()).sentences]
+
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write the page with all figures, as `sweep report` does, and return its file.
+
+        Examples:
+            >>> Sweep.open("digits").report("digits.html")
+
+        Args:
+            file: The file to write; default: `NAME-report.html` in the working directory.
+
+        Raises:
+            NoReport: It could not be drawn.
+            UnknownSweep: The sweep has not begun.
+        """
+        return export.report(self._view(), Path(file or f"{self.name}-report.html"))
+
+    def compare(self, *others: Sweep, top: int = 5) -> Comparison:
+        """Compare the best trials of this sweep, and of others; see `sweeps.compare`.
+
+        Examples:
+            >>> Sweep.open("digits").compare(Sweep.open("wider"), top=3).leaders
+        """
+        return compare(self, *others, top=top)
+
+    def export(
+        self, directory: str | Path, *, kind: Literal["csv", "parquet"] = "csv"
+    ) -> list[Path]:
+        """Write the trials and the curves as tables, as `sweep export` does.
+
+        Examples:
+            >>> Sweep.open("digits").export("tables", kind="parquet")
+
+        Args:
+            directory: A new or existing directory.
+            kind: The format of the tables.
+
+        Returns:
+            The files written.
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        if kind not in ("csv", "parquet"):
+            raise UserError(f"kind is {kind!r}; tables are csv or parquet; write one of them")
+        return write_tables(self._view(), Path(directory), kind)
+
+    def _repr_html_(self) -> str:
+        """Return the state and the best trials, for a notebook."""
+        if not self.paths.exists():
+            return f"<p>{html.escape(repr(self))}</p>"
+        status = self._view().status()
+        counts = ", ".join(
+            f"{count} {state}" for state, count in status["trials"].items() if count
+        )
+        said = f"{self.name}: {status['state']}, {status['num_trials']} trials: {counts}"
+        return f"<p>{html.escape(said)}</p>{self.compare()._repr_html_()}"
+
+    @property
     def study(self) -> optuna.Study:
         """The sweep's trials as an Optuna study in memory, for `optuna.visualization`.
 
@@ -480,47 +643,14 @@ class Sweep:
         return copy_study(self._view())
 
 
-def sweep_file(keys: Mapping[str, Any]) -> str:
-    """Return a sweep file with these keys."""
-    return "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
-
-
-def override_texts(overrides: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the texts KEY=VALUE of overrides."""
-    return tuple(f"{key}={write_flow(_plain(value))}" for key, value in (overrides or {}).items())
-
-
 def flags_of(**given: bool) -> list[str]:
     """Return the options of the command line that are given."""
     return [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as plain data; an imported class or function stands for its name."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return value.tolist()
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if not hasattr(value, "__qualname__"):
-        raise UserError(
-            f"{quoted(repr(value))} is a {type(value).__name__}, which a sweep file cannot hold; "
-            "values are numbers, texts, lists, mappings and None; write it as one of them"
-        )
-    module, name = value.__module__, value.__qualname__
-    if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
-        raise UserError(
-            f"{name} is defined in {'this notebook or script' if module == '__main__' else module}"
-            ", and the processes of the trials could not import it; a task stands at the top of a "
-            "module; in a notebook, begin its cell with %%writefile my_task.py, and write "
-            f"task='my_task:{name.rpartition('.')[2]}'"
-        )
-    return f"{module}:{name}"
+def _has_arguments(space: Mapping[str, Any]) -> bool:
+    """Return whether a space names arguments of a function, not keys of a sweep file."""
+    return any("." not in str(key) for key in space)
 
 
 @contextlib.contextmanager
@@ -562,26 +692,30 @@ _ENDED = ("complete", "pruned", "failed")
 
 @contextlib.contextmanager
 def progress_bar(
-    paths: SweepPaths, spec: SweepSpec, note: str = ""
+    paths: SweepPaths, spec: SweepSpec, note: str = "", *, always: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that updates the bar; it does nothing outside notebooks.
+    """Yield a function that updates the bar.
 
     Args:
         paths: The sweep's files.
         spec: The sweep.
         note: A line above the bar; empty: none.
+        always: Also outside notebooks, where a command shows its own progress.
     """
-    if not in_notebook():
+    if not in_notebook() and not always:
         yield lambda: None
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm's advice to install ipywidgets
         from tqdm.auto import tqdm
     if note:
-        tqdm.write(note)
-    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial") as bar:
+        tqdm.write(note, file=None if in_notebook() else sys.stderr)
+    hidden = None if always else False  # None: where no terminal shows it
+    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial", disable=hidden) as bar:
 
         def update() -> None:
+            if bar.disable:
+                return
             try:
                 found = SweepView(paths).status()
             except (ValueError, LedgerError, RevisionError, SpecError, OSError):
@@ -671,6 +805,10 @@ class Comparison:
 
     leaders: pd.DataFrame
     same: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        """Return the leaders as a table, for a notebook."""
+        return str(self.leaders.to_html(border=0))
 
 
 def compare(*sweeps: Sweep, top: int = 5) -> Comparison:

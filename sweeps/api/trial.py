@@ -64,6 +64,15 @@ class Trial:
     def __repr__(self) -> str:
         return f"Trial({self.number}, {self.state}, value={self.value}, params={self.params})"
 
+    def _repr_html_(self) -> str:
+        """Return the trial as a table, for a notebook."""
+        import pandas as pd
+
+        found = {"state": self.state, "value": self.value, "epochs": self.epochs, **self.params}
+        if self.reason is not None:
+            found["reason"] = self.reason
+        return str(pd.Series(found, name=f"trial {self.number}").to_frame().to_html(border=0))
+
     @property
     def metrics(self) -> dict[str, float]:
         """All metrics of the report that is its value, and those on test data if it was tested.
@@ -83,6 +92,15 @@ class Trial:
             >>> Sweep.open("digits").best.config["train"]["optimizer"]
         """
         return self._view.config(self._record)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of its task, or of the function that its sweep calls.
+
+        Examples:
+            >>> Sweep.open("digits").best.arguments["width"]
+        """
+        return {key: value for key, value in self.config["task"].items() if key != "name"}
 
     @property
     def checkpoint(self) -> str:

@@ -162,7 +162,9 @@ def status(
         lines.append(Text(found["outbox_held"], style="yellow"))
     if found["outbox_refused"]:
         lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
-    if outcome is not None and failure is not None:
+    if view.spec.is_of_script and found["state"] in ("interrupted", "failed"):
+        lines.append(line(view.resume_hint()))
+    elif outcome is not None and failure is not None:
         lines += map(line, messages.after_failure(outcome, failure, paths))
     elif found["state"] == "interrupted":
         lines.append(line(f"continue with: {paths.command('resume')}"))

@@ -475,10 +475,20 @@ class Ledger(StudyRecord):
 
     @in_transaction
     def add(
-        self, suggestion: Suggestion, *, exempt: bool = False, place: int | None = None
+        self,
+        suggestion: Suggestion,
+        *,
+        exempt: bool = False,
+        place: int | None = None,
+        started: bool = False,
     ) -> TrialRecord:
-        """Create the next trial of the search, which is the first seed of a configuration."""
+        """Create the next trial of the search, which is the first seed of a configuration.
+
+        With `started`, its first attempt is counted, as `start` does.
+        """
         first = role_attributes("search", None, 0) if self.repeats is not None else {}
+        if started:
+            first |= {"attempts": 1, "progress": {"started_ms": _now_ms()}}
         known = {EXEMPT: exempt or None, PLACE: place, PRIORS: suggestion.priors}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,

@@ -84,6 +84,7 @@ def can_offer_finish(
         and record.finishes is None
         and spec.repeats.seeds == 1
         and not spec.early_stopping.rule.is_population
+        and not spec.is_of_script
         and finishing_trial(record.number, trials) is None
     )
 

@@ -23,7 +23,7 @@ from sweeps.stores import check_owner, place_of, withheld_variables
 from sweeps.view.sweep_view import SweepView
 from trainable.config import TrialConfig
 from trainable.store.private_files import NotPrivate, private_directory
-from trainable.user_code.task_import import check_hash_order, prepared
+from trainable.user_code.task_import import check_hash_order, prepared, resolve_task_name
 
 
 def enter_code_directory(view: SweepView, say: Callable[[str], object] = lambda _: None) -> Path:
@@ -32,6 +32,7 @@ def enter_code_directory(view: SweepView, say: Callable[[str], object] = lambda 
     Each command that runs the code of a sweep calls this first.
     """
     check_owner(view.paths.directory)
+    resolve_task_name(view.spec.task.name)  # of a function in a script there is no module
     packages = {module.partition(".")[0] for module in view.spec.modules}
     here, recorded = Path.cwd(), view.ledger.run_from.get("code")
     missing = [one for one in packages if not _is_found(one, here)]

@@ -82,6 +82,7 @@ from trainable.config import (
     is_own,
 )
 from trainable.seeding import derive_seed
+from trainable.user_code.task_import import SCRIPT
 
 __all__ = [
     "SweepSpec",
@@ -203,6 +204,11 @@ class SweepSpec(Section):
         if limit is None:
             return None
         return Patience(limit, minimize, self.budget.reports, self.budget.report_word)
+
+    @property
+    def is_of_script(self) -> bool:
+        """Whether its trials are calls of a function, which only its script or notebook makes."""
+        return self.task.name.startswith(f"{SCRIPT}:")
 
     @property
     def max_runs(self) -> int:

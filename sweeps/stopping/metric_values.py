@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sweeps.formatting import format_number
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -47,6 +49,18 @@ def losses(value: Value, minimize: Minimize) -> tuple[float, ...]:
     """Return the values with the sign that makes less better, for each metric."""
     lows = minimize if isinstance(minimize, tuple) else (minimize,)
     return tuple(one if low else -one for one, low in zip(all_values(value), lows, strict=True))
+
+
+def stop_reason(
+    rule: str, when: str, metrics: Sequence[str], values: Sequence[float], why: str
+) -> str:
+    """Return why a trial stopped: `asha at epoch 3: val/loss 0.9, needed <= 0.5`.
+
+    A rule of one metric receives the first of several values.
+    """
+    named = zip(metrics, values, strict=False)
+    shown = ", ".join(f"{metric} {format_number(value)}" for metric, value in named)
+    return f"{rule} at {when}: {shown}, {why}"
 
 
 _CELLS = 2**17

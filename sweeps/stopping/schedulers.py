@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from sweeps.formatting import format_number
 from sweeps.stopping.asha import FrontStopper
-from sweeps.stopping.metric_values import Value, all_values, as_losses, as_value
+from sweeps.stopping.metric_values import (
+    Value,
+    all_values,
+    as_losses,
+    as_value,
+    stop_reason,
+)
 from sweeps.stopping.rule import Reports, Standing, StopDecider, make_pausing_rule, minimize_of
 from sweeps.stopping.seed_means import SeedMeans, over_seeds
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
@@ -152,7 +157,8 @@ class StopperScheduler(FIFOScheduler):
         why = self._stopper.stops(number, epoch, value)
         if why is None:
             return None
-        return f"{self._rule} at {self._word} {epoch}: {describe(self._metrics, value)}, {why}"
+        when = f"{self._word} {epoch}"
+        return stop_reason(self._rule, when, self._metrics, all_values(value), why)
 
 
 class ByPlace:
@@ -216,10 +222,9 @@ def never_promoted(spec: SweepSpec, now: Standing) -> dict[int, str]:
         ranked = as_losses(seen, pausing.minimize)
         mine = ranked.get(number, math.inf)
         rank = 1 + sum(one < mine for one in ranked.values())
-        reasons[number] = (
-            f"{spec.early_stopping.scheduler} at {spec.budget.report_word} {epoch}: "
-            f"{describe(spec.metrics, own)}, never promoted, rank {rank} of {len(seen)}"
-        )
+        rule, when = spec.early_stopping.scheduler, f"{spec.budget.report_word} {epoch}"
+        why = f"never promoted, rank {rank} of {len(seen)}"
+        reasons[number] = stop_reason(rule, when, spec.metrics, all_values(own), why)
     return reasons
 
 
@@ -240,14 +245,6 @@ def make_scheduler(spec: SweepSpec) -> StopperScheduler:
             rungs = frozenset(rule.rungs(epochs))
             stopper = SeedMeans(make_stopper, rungs, spec.repeats.combine)
     return StopperScheduler(stopper, rule.name, spec.metrics, spec.budget.report_word, places)
-
-
-def describe(metrics: Sequence[str], value: Value) -> str:
-    """Return the name and the value of each metric, as the reason of a stop has them."""
-    values = all_values(value)  # a rule of one metric receives the first of several
-    return ", ".join(
-        f"{metric} {format_number(one)}" for metric, one in zip(metrics, values, strict=False)
-    )
 
 
 def stopped_trials(

@@ -43,6 +43,8 @@ def next_overrides(
 ) -> tuple[str, ...]:
     """Return overrides of `sweep resume` that continue a sweep; none if it cannot continue."""
     spec = view.spec
+    if spec.is_of_script:
+        return ()
     more = more_trials(spec, len(of_search(view.records)), view.stop)
     if not more or spec.search.sampler == "grid" or spec.early_stopping.rule.is_population:
         return more

@@ -161,6 +161,8 @@ class SweepView:
 
     def resume_hint(self) -> str:
         """Return how to continue a sweep that no driver runs, for a message."""
+        if self.spec.is_of_script:
+            return "continue the sweep by running its script or notebook again"
         if self.state == "interrupted" and self.abort is None:
             return f"resume the sweep with: {self.paths.command('resume')}"
         return f"how to continue the sweep: {self.paths.command('status')}"

@@ -6,11 +6,12 @@ A type that changes, or a public name that is missing here, fails.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_type
 
 import sweeps
-from sweeps import Comparison, Figures, Sweep, SweepCommandError, Trial, compare
+from sweeps import Asked, Comparison, Figures, Sweep, SweepCommandError, Trial, compare
 
 if TYPE_CHECKING:
     import optuna
@@ -40,6 +41,26 @@ def _write(root: Path) -> None:
     sweep.stop()
 
 
+def _train(lr: float) -> float:
+    return lr
+
+
+def _yield(lr: float) -> Iterator[dict[str, float]]:
+    yield {"loss": lr}
+
+
+def _call(root: Path) -> None:
+    sweep = Sweep(_train, {"lr": [0.1, 0.2]}, mode="min", trials=8, root=root)
+    Sweep(_yield, {"lr": range(3)}, metric="loss", mode="min", trials=8, budget={"epochs": 3})
+    asked = sweep.ask()
+    assert_type(asked, Asked | None)
+    if asked is not None:
+        assert_type(asked.number, int)
+        assert_type(asked.params, dict[str, Any])
+        sweep.tell(asked, 0.5)
+        sweep.tell(asked.number, failure="out of memory")
+
+
 def _read(sweep: Sweep) -> None:
     assert_type(sweep.status, dict[str, Any])
     assert_type(sweep.audit(), dict[str, Any])
@@ -52,6 +73,10 @@ def _read(sweep: Sweep) -> None:
     assert_type(sweep.front, list[Trial])
     assert_type(sweep.trial(3), Trial)
     assert_type(sweep.figures, Figures)
+    assert_type(sweep.findings, list[str])
+    assert_type(sweep.report("report.html"), Path)
+    assert_type(sweep.compare(sweep, top=3), Comparison)
+    assert_type(sweep.export("tables", kind="parquet"), list[Path])
     del table, curves, study
 
 
@@ -66,6 +91,7 @@ def _read_trial(trial: Trial) -> None:
     assert_type(trial.run_id, str | None)
     assert_type(trial.metrics, dict[str, float])
     assert_type(trial.config, dict[str, Any])
+    assert_type(trial.arguments, dict[str, Any])
     assert_type(trial.checkpoint, str)
     curve: pd.Series[float] = trial.curve("val/loss")
     model: nn.Module = trial.load_model()

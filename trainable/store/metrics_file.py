@@ -173,7 +173,7 @@ class History:
     def append(self, rows: Iterable[Row]) -> None:
         """Append rows and flush them, so that other processes can read them."""
         with self._writing():
-            self._file.write(b"".join(map(_format, rows)))
+            self._file.write(b"".join(map(format_row, rows)))
             self._file.flush()
 
     def append_logged(self, step: int, rows: Sequence[Row]) -> None:
@@ -237,7 +237,8 @@ def _up_to(path: Path, step: int) -> bytes:
     return b"".join(keep)
 
 
-def _format(row: Row) -> bytes:
+def format_row(row: Row) -> bytes:
+    """Return a row as a line of the file."""
     record = {"step": row.step, "time": row.timestamp_ms, "metrics": row.metrics}
     return json.dumps(record).encode() + b"\n"
 

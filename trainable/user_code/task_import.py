@@ -237,9 +237,20 @@ BUILT_IN = {
 }
 
 
+SCRIPT = "(script)"
+"""Stands for the module of a function that a script or a notebook sweeps in its own process."""
+
+
 def resolve_task_name(name: str) -> tuple[str, str]:
     """Return the module of a task and the class name in it."""
     module, colon, inside = BUILT_IN.get(name, name).partition(":")
+    if module == SCRIPT:
+        raise ConfigError(
+            f"{inside!r} is a function of a script or a notebook, which alone can run it; to go "
+            "on with the sweep, run that again; for this command, write the training as a loop in "
+            "a module, and start a sweep with it: docs/guides/own-loop.md",
+            key="task.name",
+        )
     if not colon or not module or not inside:
         raise ConfigError(
             f"{name!r} is not a built-in task{nearest(name, BUILT_IN)}; built in are "
