@@ -67,7 +67,7 @@ def ui(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Show only this sweep's runs.",
+            help="The sweep whose page is opened.",
             autocompletion=sweep_names,
         ),
     ] = None,
@@ -84,7 +84,7 @@ def ui(
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
 ) -> None:
-    """Start the MLflow UI and open the page of training runs, best first."""
+    """Open the live page of a sweep, and MLflow; without NAME, MLflow alone."""
     from sweeps.paths import resolve_root
     from sweeps.run.ui import serve
     from tracking.ui import ServerError
