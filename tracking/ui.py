@@ -1,4 +1,4 @@
-"""Start the server of MLflow's user interface, and build the URLs of its pages.
+"""Start the server of `sweep ui`, and build the URLs of MLflow's pages.
 
 The server is a child process on this machine's loopback. It answers only a browser that has opened
 its link (`tracking.ui_app`). What must not live here: mlflow as an import, opening a browser,
@@ -26,7 +26,6 @@ from typing import IO
 from urllib.parse import quote, urlencode, urlsplit
 
 from redaction.secrets import redact
-from tracking.address import is_server
 from tracking.ui_app import ENV_LOGIN, ENV_STORE, LOGIN, cookie_name
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
@@ -73,8 +72,9 @@ class UiServer:
         """Return the URL of a page with the secret, which a browser needs once."""
         if self._login is None:
             return page
+        parts = urlsplit(page)
         query = urlencode({LOGIN: self._login})
-        return urlsplit(page)._replace(path="/", query=query).geturl()
+        return parts._replace(path=parts.path or "/", query=query).geturl()
 
     def redirect_file(self, directory: Path, page: str) -> Path:
         """Write an HTML file that redirects a browser to a page; `stop` removes it.
@@ -87,7 +87,7 @@ class UiServer:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(
                 '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
-                f'<meta http-equiv="refresh" content="0; url={link}"><a href="{link}">MLflow</a>'
+                f'<meta http-equiv="refresh" content="0; url={link}"><a href="{link}">open</a>'
             )
         self._redirect_files.append(Path(name))
         return Path(name)
@@ -150,14 +150,15 @@ def start_server(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
+    program: Sequence[str] = ("tracking.ui_app",),
     timeout: float = _START_SECONDS,
 ) -> UiServer:
-    """Start the user interface for a tracking database and wait until it answers.
+    """Start the user interface for a tracking store and wait until it answers.
 
     A browser must open `UiServer.link` first. Only artifacts below `artifact_root` are shown.
+    `program` is the module that serves, with further arguments; it may add a page to those of
+    MLflow (`tracking.ui_app`). A tracking server has these itself.
     """
-    if is_server(uri):
-        raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
     login = secrets.token_urlsafe()
     # The secret, and the database's URI with its password, are passed in the environment. Every
     # user of the machine can read command lines; only the same user can read an environment.
@@ -165,8 +166,9 @@ def start_server(
     for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it uses no other server
         environment.pop(other, None)
     with listen(host, port) as listener:
-        command = [sys.executable, "-P", "-m", "tracking.ui_app"]
-        command += [str(listener.fileno()), str(artifact_root.absolute())]
+        module, *more = program
+        place = [str(listener.fileno()), str(artifact_root.absolute())]
+        command = [sys.executable, "-P", "-m", module, *place, *more]
         url = f"http://{host}:{listener.getsockname()[1]}"
         return launch(
             command, environment, url, login=login, pass_fd=listener.fileno(), timeout=timeout
@@ -219,6 +221,12 @@ def runs_page(
         query["searchFilter"] = search
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id, safe='')}/runs"
     return f"{runs}?{urlencode(query, quote_via=quote)}"
+
+
+def run_page(base: str, experiment_id: str, run_id: str) -> str:
+    """Return the URL of the page of one run."""
+    place = f"{quote(experiment_id, safe='')}/runs/{quote(run_id, safe='')}"
+    return f"{base.rstrip('/')}/#/experiments/{place}"
 
 
 def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str]) -> str:
@@ -287,13 +295,11 @@ def _wait_until_healthy(server: UiServer, timeout: float) -> None:
     )  # no proxy for this machine
     while time.monotonic() < deadline:
         if not server.is_running():
-            raise ServerError(
-                f"the MLflow server ended with status {server.wait()}:\n{server.output()}"
-            )
+            raise ServerError(f"the server ended with status {server.wait()}:\n{server.output()}")
         try:
             with opener.open(server.health(), timeout=5) as answer:
                 if answer.status == 200:
                     return
         except OSError:  # refused or reset while it starts; urllib's own errors are OSErrors
             time.sleep(0.2)
-    raise ServerError(f"the MLflow server did not answer within {timeout:g} s:\n{server.output()}")
+    raise ServerError(f"the server did not answer within {timeout:g} s:\n{server.output()}")

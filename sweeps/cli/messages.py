@@ -32,7 +32,6 @@ from sweeps.view.observer import ShutdownNotices
 if TYPE_CHECKING:
     from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.engine.task_check import TaskFacts
-    from sweeps.ledger.trials import TrialSummary
     from sweeps.run.stop_requests import StopResult
     from sweeps.run.sync import SyncResult
     from sweeps.spec.document import Document
@@ -43,11 +42,6 @@ if TYPE_CHECKING:
 
 
 _UNDELIVERED = "tracking does not have all of it yet; deliver the rest with"
-
-
-def best_word(best: TrialSummary) -> str:
-    """Return what the best trial is called: one that has not ended is the best so far."""
-    return "best" if best.finished else "best so far"
 
 
 def outcome(
@@ -68,7 +62,7 @@ def outcome(
         value = format_number(best.value)
         if best.over_seeds is not None:
             value += f", {best.over_seeds.in_words()}"
-        found = f"{best_word(best)}: trial {best.number} with {value} ({joined(best.best_params)})"
+        found = f"{best.best_word}: trial {best.number} with {value} ({joined(best.best_params)})"
         paragraph(out, found, style="bold")
         if best.state == "pruned":
             paragraph(out, f"it was stopped early: {best.reason or 'pruned'}")
@@ -100,7 +94,7 @@ def outcome(
         choose = ("TRIAL",) if several else ()
         take = sweep("best", *choose, "--export", "DIR")
         for what, command in (
-            ("compare in MLflow", sweep("ui")),
+            ("open its page, and MLflow", sweep("ui")),
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *(
@@ -110,7 +104,12 @@ def outcome(
             ),
             *([] if result.lost_weights else [("export the best weights", take)]),
             *(
-                [(next_label(findings), sweep("resume", *_changes(result, findings)))]
+                [
+                    (
+                        findings.next_label if findings else "try more",
+                        sweep("resume", *_changes(result, findings)),
+                    )
+                ]
                 if result.grows
                 else []
             ),
@@ -129,12 +128,6 @@ def outcome(
 def found_lines(findings: Findings | None) -> list[str]:
     """Return what was found, one sentence a line."""
     return [f"- {one.sentence}" for one in (findings.sentences if findings else ())]
-
-
-def next_label(findings: Findings | None) -> str:
-    """Return what the command does that continues a finished sweep."""
-    changed = findings is not None and findings.changes_space
-    return "try next, in a better space" if changed else "try more"
 
 
 def after_failure(result: SweepOutcome, failure: SweepFailure, paths: SweepPaths) -> list[str]:

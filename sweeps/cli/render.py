@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -129,7 +130,7 @@ def status(
         record = view.record(found["best"]["number"])
         lines.append(
             Text(
-                f"{messages.best_word(record)}: trial {record.number} "
+                f"{record.best_word}: trial {record.number} "
                 f"with {format_number(found['best']['value'])}"
             )
         )
@@ -149,10 +150,10 @@ def status(
     if findings is None:  # else they are among these
         lines += [Text(f"- {one}", style="yellow") for one in health_sentences(view.records)]
     if audit is not None:
-        lines.append(line(audit.in_short()))
+        lines.append(line(f"{audit.in_short()}; see {paths.command('audit')}"))
     if findings is not None and findings.overrides and failure is None:
         changes = [word for change in findings.overrides for word in ("-s", change)]
-        lines.append(line(f"{messages.next_label(findings)}: {paths.command('resume', *changes)}"))
+        lines.append(line(f"{findings.next_label}: {paths.command('resume', *changes)}"))
     if found["outbox_pending"]:
         waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
         if found["state"] != "running":
@@ -431,14 +432,19 @@ def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
 
 
 def pages(out: Console, found: dict[str, Any]) -> None:
-    """Print the URLs of `sweep compare`, each on one line, so that it can be copied."""
-    for what, page in (
-        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_charts_page"]),
-        ("side by side in MLflow", found["mlflow_compare_page"]),
-        ("their curves", found["mlflow_metric_page"]),
-    ):
-        if page is not None:
-            out.print(f"{what}: {page}", soft_wrap=True)
+    """Print the pages of `sweep compare`: words that lead to them in a terminal, else URLs."""
+    links = {
+        "charts": found["mlflow_charts_page"],
+        "side by side": found["mlflow_compare_page"],
+        "curves": found["mlflow_metric_page"],
+    }
+    known = {what: page for what, page in links.items() if page is not None}
+    if known and redraws(out):
+        words = [Text(what, Style(underline=True, link=page)) for what, page in known.items()]
+        out.print(Text.assemble("MLflow, while `sweep ui` runs: ", Text(" · ").join(words)))
+        return
+    for what, page in known.items():
+        out.print(f"{what} in MLflow: {page}", soft_wrap=True)
 
 
 def findings(found: Sequence[Finding]) -> RenderableType:

@@ -144,7 +144,7 @@ def sync(
 
 
 def ui(
-    name: Annotated[str | None, name_argument("Show only this sweep's runs.")] = None,
+    name: Annotated[str | None, name_argument("The sweep whose page is opened.")] = None,
     root: Root = None,
     port: Annotated[
         int,
@@ -158,7 +158,7 @@ def ui(
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
 ) -> None:
-    """Start the MLflow UI and open the page of training runs, best first."""
+    """Open the live page of a sweep, and MLflow; without NAME, MLflow alone."""
     from sweeps.paths import resolve_root
     from sweeps.run.ui import serve
     from tracking.ui import ServerError

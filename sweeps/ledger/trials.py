@@ -192,6 +192,11 @@ class TrialSummary:
         """The value as messages show it: a number, or a list for several metrics."""
         return [*self.values] if self.others else self.value
 
+    @property
+    def best_word(self) -> str:
+        """What the best trial is called: one that has not ended is the best so far."""
+        return "best" if self.finished else "best so far"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord(TrialSummary):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import optuna
 import plotly.graph_objects as go
@@ -25,17 +26,28 @@ from sweeps.formatting import (
     format_number,
     format_parameter,
     format_reason,
-    format_result,
     joined,
 )
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.report.data import NotEnough, SweepData, read_sweep
 from sweeps.report.figures import figures
-from sweeps.report.page import PageSection, escape, page, table
-from sweeps.trust.audit.read import audit_sweep
+from sweeps.report.page import (
+    Cell,
+    Header,
+    PageSection,
+    command_line,
+    escape,
+    figure,
+    page,
+    table,
+)
+from sweeps.spec.space import configured, is_number
+from sweeps.trust.audit.read import Audit, audit_sweep
 from sweeps.trust.evaluation import tested_trials
-from sweeps.trust.findings import find
-from sweeps.view.compare import compare
+from sweeps.trust.findings import Findings, find
+from sweeps.view.compare import leaders
+from sweeps.view.mlflow_pages import page_of, page_of_trial
 from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage
 from trainable.errors import StorageError
@@ -43,21 +55,14 @@ from trainable.failures import exit_with
 from trainable.process_start import without_collection
 from trainable.store.regular_files import replace_regular
 
-_LEADERS = 10
+_MOST_TRIALS = 2000
+"""The most rows of the table: a browser sorts and filters so many at once."""
 _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
 
 
 def write_report(paths: SweepPaths, target: Path) -> None:
     """Write a sweep's report."""
-    optuna.logging.set_verbosity(
-        optuna.logging.ERROR
-    )  # else Optuna logs each trial that a figure leaves out
-    sweep = read_sweep(paths)
-    drawn, left_out = _draw(sweep)
-    measured = [*_trained_again(sweep), *_tested(sweep)]
-    words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *measured]
-    sections = [*words, *drawn, _failures(sweep), *left_out]
-    text = page(sweep.spec.name, _summary(sweep), sections)
+    text = draw_page(paths)
     try:
         replace_regular(target, text.encode())
     except OSError as error:
@@ -66,6 +71,20 @@ def write_report(paths: SweepPaths, target: Path) -> None:
             f"{target} cannot be written ({error.strerror}); the page has {len(text.encode())} "
             f"bytes; free disk space, or write it elsewhere: {elsewhere}"
         ) from error
+
+
+def draw_page(paths: SweepPaths, mlflow: str | None = None) -> str:
+    """Return a sweep's page; `mlflow` is the address of the MLflow server of a live one."""
+    optuna.logging.set_verbosity(
+        optuna.logging.ERROR
+    )  # else Optuna logs each trial that a figure leaves out
+    sweep = read_sweep(paths)
+    audit = audit_sweep(sweep.view)
+    drawn, left_out = _draw(sweep)
+    measured = [*_trained_again(sweep), *_tested(sweep)]
+    words = [_found(sweep), _trials(sweep, mlflow), *measured]
+    sections = [*words, *drawn, audit_section(audit), _failures(sweep), *left_out]
+    return page(_header(sweep, audit, mlflow), sections)
 
 
 def _trained_again(sweep: SweepData) -> Iterator[PageSection]:
@@ -80,14 +99,14 @@ def _trained_again(sweep: SweepData) -> Iterator[PageSection]:
 def _draw(sweep: SweepData) -> tuple[list[PageSection], list[PageSection]]:
     """Return the figures that can be drawn, and a section that names the others, if any."""
     drawn, missing = [], []
-    for figure in figures(sweep.spec):
+    for one in figures(sweep.spec):
         try:
-            body = _as_html(figure.draw(sweep))
+            body = _as_html(one.draw(sweep))
         except NotEnough as why:
-            missing.append(f"{figure.question} {figure.title}: {why}.")
+            missing.append(f"{one.question} {one.title}: {why}.")
             continue
-        sentence = f"{figure.sentence} {figure.note(sweep)}".rstrip()
-        drawn.append(PageSection(figure.title, sentence, body, figure.question))
+        sentence = f"{one.sentence} {one.note(sweep)}".rstrip()
+        drawn.append(PageSection(one.title, sentence, body, one.question))
     if not missing:
         return drawn, []
     items = "".join(f"<li class=missing>{escape(one)}</li>\n" for one in missing)
@@ -96,22 +115,24 @@ def _draw(sweep: SweepData) -> tuple[list[PageSection], list[PageSection]]:
 
 def _as_html(drawn: go.Figure) -> str:
     drawn.update_layout(
-        template="plotly_white", title=None, margin={"t": drawn.layout.margin.t or 30}
+        template="plotly_white",
+        title=None,
+        margin={"t": drawn.layout.margin.t or 30, "b": 50, "l": 60, "r": 40},
+        legend={"orientation": "h", "y": 1.01, "yanchor": "bottom"},
+        uirevision="kept",  # an update of the page keeps what a reader selected
     )
     drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
     drawn.update_yaxes(exponentformat="none")
     # Few and full numbers on logarithmic axes: else Plotly writes 2 for 0.02.
     drawn.update_xaxes(tickformat="~g", nticks=4, selector={"type": "log"})
     drawn.update_yaxes(tickformat="~g", nticks=6, selector={"type": "log"})
-    config = {"responsive": True, "displaylogo": False}
-    body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-    return f"<div class=wide>{body}</div>"
+    return figure(drawn)
 
 
 # -- words and tables -----------------------------------------------------------------------------
 
 
-def _summary(sweep: SweepData) -> list[str]:
+def _header(sweep: SweepData, audit: Audit, mlflow: str | None) -> Header:
     spec, counts = sweep.spec, Counter(sweep.states.values())
     by_state = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     early, budget = spec.early_stopping.scheduler, spec.budget.reports
@@ -121,36 +142,58 @@ def _summary(sweep: SweepData) -> list[str]:
     over = f"{budget} {word}s"
     if longest != budget:
         over = f"{longest} {word}s at most (the budget is {budget})"
-    lines = [
-        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}",
+    answer = [
+        f"{best.best_word}: trial {best.number} with {_result(sweep, best)}"
+        for best in sweep.view.best_so_far()
+    ]
+    facts = [
+        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}; "
         f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
         f"early stopping {early}",
+        *usage(sweep.view).sentences(),
+        f"{audit.in_short()}; written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
     ]
-    for best in sweep.view.ledger.front():
-        result = format_result(spec.metrics, best.result)
-        lines.append(f"best: trial {best.number} with {result} ({joined(best.best_params)})")
-    lines += usage(sweep.view).sentences()
-    return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
+    page_of_runs = None if mlflow is None else page_of(mlflow, sweep.view)
+    return Header(spec.name, sweep.view.state, answer, facts, page_of_runs)
+
+
+def _result(sweep: SweepData, record: TrialSummary) -> str:
+    values = format_cells(record.result, sweep.spec.metrics)
+    params = {sweep.names[key]: value for key, value in record.best_params.items()}
+    return f"{joined(dict(zip(sweep.spec.metrics, values, strict=True)))} ({joined(params)})"
 
 
 def _found(sweep: SweepData) -> PageSection:
-    """Return what was found, and the command that continues a finished sweep."""
+    """Return what was found, and the commands for what can be done next."""
     findings = find(sweep.view)
-    if not findings.sentences:
-        return PageSection("Findings", "", _NO_VALUE)
     items = "".join(f"<li>{escape(one.sentence)}</li>\n" for one in findings.sentences)
-    body = f"<ul>{items}</ul>"
-    if findings.overrides:
-        changes = [word for change in findings.overrides for word in ("-s", change)]
-        label = "Try next, in a better space:" if findings.changes_space else "Try more:"
-        command = escape(sweep.view.paths.command("resume", *changes))
-        body += f"<p>{label}</p><pre>{command}</pre>"
-    return PageSection("Findings", "", body)
+    commands = "".join(command_line(*one) for one in _commands(sweep.view, findings))
+    return PageSection("Findings", "", f"{f'<ul>{items}</ul>' if items else _NO_VALUE}{commands}")
 
 
-def audit_section(view: SweepView) -> PageSection:
+def _commands(view: SweepView, findings: Findings) -> Iterator[tuple[str, str]]:
+    """Yield what can be done with a sweep in its state, and the command that does it."""
+    command = view.paths.command
+    if view.running:
+        yield "stop; a resume continues", command("stop")
+        return
+    if view.state == "interrupted" and view.abort is None:
+        yield "continue", command("resume")
+    elif view.state != "finished":
+        yield "how to continue", command("status")
+    for best in view.best_so_far():
+        if (finish := view.finish_command(best)) is not None:
+            yield f"train trial {best.number} to its end", finish
+    if view.state == "finished":
+        if findings.overrides:
+            changes = [word for change in findings.overrides for word in ("-s", change)]
+            yield findings.next_label, command("resume", *changes)
+        choose = ("--trial", "K") if view.several else ()
+        yield "export the best weights", command("best", *choose, "--export", "DIR")
+
+
+def audit_section(found: Audit) -> PageSection:
     """Return the cards as a table, and the commands of those that warn."""
-    found = audit_sweep(view)
     rows = [
         [card.verdict, card.question, card.evidence, card.remedy or "-"] for card in found.cards
     ]
@@ -158,10 +201,8 @@ def audit_section(view: SweepView) -> PageSection:
         {"pass": "pass", "warn": "warn"}.get(card.verdict, "unknown") for card in found.cards
     ]
     body = table(["verdict", "question", "evidence", "remedy"], rows, classes)
-    commands = dict.fromkeys(found.command(card) for card in found.warned)
-    shown = "\n".join(command for command in commands if command is not None)
-    if shown:
-        body += f"<p>Commands for the cards that warn:</p><pre>{escape(shown)}</pre>"
+    remedies = {found.command(card): card.remedy or card.id for card in found.warned}
+    body += "".join(command_line(r, command) for command, r in remedies.items() if command)
     sentence = (
         f"Whether the result can be trusted, from {found.num_trials} ended trials: "
         f"{len(found.warned)} of {len(found.cards)} cards warn."
@@ -169,30 +210,53 @@ def audit_section(view: SweepView) -> PageSection:
     return PageSection("Audit", sentence, body)
 
 
-def _leaders(sweep: SweepData) -> PageSection:
-    found = compare([sweep.view], top=_LEADERS)
-    keys = list(sweep.spec.space)
-    rows = [
-        [
-            str(one["number"]),
-            one["state"],
-            *format_cells(one["value"], sweep.spec.metrics),
-            str(one["epoch"]),
-            str(one["attempts"]),
-            format_duration(one["duration"]),
-            "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
-            *(format_parameter(one["params"], key) for key in keys),
-        ]
-        for one in found["leaders"]
+def _trials(sweep: SweepData, mlflow: str | None) -> PageSection:
+    """Return the table of trials: the best first, those without a value last."""
+    view, keys = sweep.view, list(sweep.spec.space)
+    order = {one.number: n for n, one in enumerate(leaders(view, len(view.records)))}
+    records = sorted(view.records, key=lambda one: order.get(one.number, len(order)))
+    best = {record.number for record in view.best_so_far()}
+    rows = [_trial_row(sweep, record, keys, mlflow) for record in records[:_MOST_TRIALS]]
+    classes = [
+        f"{sweep.states[one.number]}{' best' if one.number in best else ''}" for one in records
     ]
-    word = sweep.spec.budget.report_word
-    heads = ["trial", "state", *sweep.spec.metrics, word, "attempts", "duration", "clipped"]
-    heads += [sweep.names.get(key, key) for key in keys]
+    heads = ["trial", "state", *sweep.spec.metrics, sweep.spec.budget.report_word]
+    heads += ["attempts", "duration", *(sweep.names.get(key, key) for key in keys), "reason"]
     which = "the best value that a checkpoint has, also of a trial that was stopped early"
     if sweep.spec.select == "final":
         which = "the last value of a trial that trained to its end"
-    sentence = f"At most {_LEADERS} of the best trials, by {which}."
-    return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
+    count = f"the first {_MOST_TRIALS:,}" if len(records) > _MOST_TRIALS else "all"
+    sentence = f"By {which}; {count} of {len(records):,} trials. A click on a column sorts by it."
+    body = table(heads, rows, classes[:_MOST_TRIALS], sortable=True) if rows else _NO_VALUE
+    return PageSection("Trials", sentence, body)
+
+
+def _trial_row(
+    sweep: SweepData, record: TrialSummary, keys: Sequence[str], mlflow: str | None
+) -> list[str | Cell]:
+    result = record.result
+    values = result if isinstance(result, list) else [result] * len(sweep.spec.metrics)
+    params = configured(sweep.spec.space, record.best_params)
+    run = None if mlflow is None else page_of_trial(mlflow, sweep.view, record.number)
+    return [
+        Cell(str(record.number), record.number, run),
+        sweep.states[record.number],
+        *map(_number, values),
+        _number(record.epoch),
+        _number(record.attempts),
+        Cell(format_duration(record.seconds), record.seconds),
+        *(_parameter(params, key) for key in keys),
+        record.reason or "-",
+    ]
+
+
+def _number(value: float | None) -> Cell:
+    return Cell(format_number(value), value)
+
+
+def _parameter(params: Mapping[str, Any], key: str) -> Cell:
+    value = params.get(key)
+    return Cell(format_parameter(params, key), value if is_number(value) else None)
 
 
 def _tested(sweep: SweepData) -> Iterator[PageSection]:

@@ -1,6 +1,6 @@
-"""Start MLflow's server unless one runs, and open the page of a sweep's runs.
+"""Start the server of `sweep ui`, and open its first page.
 
-What must not live here: starting MLflow's server, and its addresses (`tracking.ui`).
+What must not live here: starting the server's process (`tracking.ui`), and its pages (`report`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from pathlib import Path
 from sweeps.artifacts.trial_figures import trials_without_figures
 from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
-from sweeps.recording.tags import leaders_view
 from sweeps.stores import reach_tracking, tracker_at
 from sweeps.view.sweep_view import SweepView
 from tracking.address import is_server
-from tracking.mlflow_chart_view import of_sweep
 from tracking.processes import start_idle
 from tracking.trusted_stores import secured
-from tracking.ui import charts_page, runs_page, start_server
+from tracking.ui import ServerError, start_server
+from tracking.ui_app import PAGE
 
 
 def serve(
@@ -36,34 +35,38 @@ def serve(
     open_browser: bool,
     doing: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
-    """Serve the MLflow UI until Ctrl-C, and open the page of a sweep or of all runs."""
+    """Serve the page of a sweep and MLflow's pages until Ctrl-C, and open the first of them.
+
+    Of a tracking server, only the page of a sweep is served here.
+    """
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
-    if is_server(uri):
-        page = page_of(uri, view)
-        _open(say, page, page if open_browser else None)
-        if view is not None and (missing := _num_without_figures(view)):
-            command = view.paths.command("sync")
-            say(f"draw the figures of {missing} trials with: {command}")
-        return
-    check_writable(root, "--root")
-    tracker = tracker_at(uri, root)
-    tracker.correct_addresses()  # of a root that was moved or copied
-    tracker.probe(known=True)
+    what, page, program = "MLflow (20 to 60 seconds)", "/", ["tracking.ui_app"]
+    if view is not None:
+        what, page = f"the page of {view.paths.name}", PAGE
+        program = ["sweeps.report.live", str(root), view.paths.name]
+    if not is_server(uri):
+        check_writable(root, "--root")
+        tracker = tracker_at(uri, root)
+        tracker.correct_addresses()  # of a root that was moved or copied
+        tracker.probe(known=True)
     for number in (signal.SIGTERM, signal.SIGHUP):  # otherwise the server would outlive this one
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)
-    with doing("starting the MLflow UI (20 to 60 seconds)"):
-        server = start_server(secured(uri), artifact_root(root), port=port)
+    with doing(f"starting {what}"):
+        server = start_server(secured(uri), artifact_root(root), port=port, program=program)
     try:
         say("Ctrl-C ends it")
-        page = page_of(server.url, view)
+        link = server.link(f"{server.url}{page}")
         redirect = None
         if open_browser:
             with contextlib.suppress(OSError):  # on a full disk, the user has the printed link
-                redirect = server.redirect_file(root, page).as_uri()
-        _open(say, server.link(page), redirect)
-        with _drawing(say, view):
-            server.wait()
+                redirect = server.redirect_file(root, f"{server.url}{page}").as_uri()
+        say(link)
+        if redirect is not None:
+            webbrowser.open(redirect)
+        with _drawing(say, view, is_server(uri)):
+            status = server.wait()
+        raise ServerError(f"the server ended with status {status}:\n{server.output()}")
     except KeyboardInterrupt:
         pass
     finally:
@@ -71,13 +74,20 @@ def serve(
 
 
 @contextlib.contextmanager
-def _drawing(say: Callable[[str], None], view: SweepView | None) -> Iterator[None]:
-    """Run `sweep sync` in the background while the page is open, to draw missing figures."""
+def _drawing(say: Callable[[str], None], view: SweepView | None, remote: bool) -> Iterator[None]:
+    """Run `sweep sync` in the background while the page is open, to draw missing figures.
+
+    What a tracking server receives, the user decides.
+    """
     missing = _num_without_figures(view)
     if view is None or not missing:
         yield
         return
-    say(f"drawing the figures of {missing} trials; reload the page to see them")
+    if remote:
+        say(f"draw the figures of {missing} trials with: {view.paths.command('sync')}")
+        yield
+        return
+    say(f"drawing the figures of {missing} trials for MLflow; reload its page to see them")
     command = ["sync", view.paths.name, "--root", str(view.paths.root)]
     process = start_idle(
         [sys.executable, "-P", "-m", "sweeps.entry", *command],
@@ -98,29 +108,3 @@ def _num_without_figures(view: SweepView | None) -> int:
     if view is None or view.state == "running":
         return 0
     return len(trials_without_figures(view.paths, view.records))
-
-
-def page_of(base: str, view: SweepView | None) -> str:
-    """Return the address of the charts of a sweep's trials; without a sweep, of the server."""
-    if view is None or view.delivered.experiment_id is None:
-        return base
-    known = view.delivered.experiment_tags
-    views = [leaders_view(view.spec, view.ledger.sweep_id), leaders_view(view.spec)]
-    experiment = view.delivered.experiment_id
-    if (key := next((one.key for one in views if one.tag in known), None)) is not None:
-        return charts_page(base, [experiment], key)
-    # The view of the charts is not delivered yet: the table.
-    return runs_page(
-        base,
-        experiment,
-        order_by_metric=f"best/{view.spec.metrics[0]}",
-        ascending=view.spec.modes[0] == "min",
-        search=of_sweep(view.ledger.sweep_id),
-    )
-
-
-def _open(say: Callable[[str], None], link: str, redirect: str | None) -> None:
-    """Say a link, and open `redirect` in a browser."""
-    say(link)
-    if redirect is not None:
-        webbrowser.open(redirect)

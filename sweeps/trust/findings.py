@@ -84,6 +84,11 @@ class Findings:
         """Whether the overrides narrow or widen the space."""
         return any(one.startswith("space.") for one in self.overrides)
 
+    @property
+    def next_label(self) -> str:
+        """What the command does that continues a finished sweep."""
+        return "try next, in a better space" if self.changes_space else "try more"
+
 
 def find(view: SweepView) -> Findings:
     """Return what a sweep found so far."""

@@ -12,13 +12,11 @@ from typing import Any
 
 from sweeps.ledger.ranking import front, ranking
 from sweeps.ledger.trials import TrialSummary
-from sweeps.paths import tracking_uri
-from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.trial_run import flatten
+from sweeps.view.mlflow_pages import pages_of_trials
 from sweeps.view.sweep_view import SweepView
-from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.store.metrics_file import read_rows
 
 CLIPPED = "train/clip_fraction"
@@ -67,7 +65,7 @@ def compare(views: Sequence[SweepView], *, top: int) -> dict[str, Any]:
         "leaders": rows,
         "differing": differing,
         "same": {n: values[n][0] for n in names if n in searched and n not in differing},
-        **_pages(views, rows, first.metrics),
+        **pages_of_trials(views, rows, first.metrics),
     }
 
 
@@ -133,32 +131,3 @@ def _row(view: SweepView, record: TrialSummary) -> dict[str, Any]:
         "params": resolved(view, record),
         "mlflow_run_id": view.delivered.run_ids.get(record.number),
     }
-
-
-def _pages(
-    views: Sequence[SweepView], rows: Sequence[dict[str, Any]], metrics: Sequence[str]
-) -> dict[str, str | None]:
-    stores = {view.spec.tracking.uri or tracking_uri(view.paths.root) for view in views}
-    experiments = [e for view in views if (e := view.delivered.experiment_id) is not None]
-    runs = [row["mlflow_run_id"] for row in rows if row["mlflow_run_id"] is not None]
-    if len(stores) > 1 or not runs:
-        return dict.fromkeys(("mlflow_compare_page", "mlflow_metric_page", "mlflow_charts_page"))
-    (store,) = stores
-    base = store if store.startswith(("http://", "https://")) else DEFAULT_ADDRESS
-    return {
-        "mlflow_compare_page": compare_page(base, runs, experiments),
-        "mlflow_metric_page": metrics_page(base, runs, experiments, [*metrics, "train/loss"]),
-        "mlflow_charts_page": _charts(base, views, experiments),
-    }
-
-
-def _charts(base: str, views: Sequence[SweepView], experiments: Sequence[str]) -> str | None:
-    drawn = {leaders_view(view.spec) for view in views}
-    if len(views) == 1:  # the experiment may have runs of other sweeps
-        own = leaders_view(views[0].spec, views[0].ledger.sweep_id)
-        drawn = {own} if own.tag in views[0].delivered.experiment_tags else drawn
-    if len(drawn) > 1:
-        return None
-    (view,) = drawn  # MLflow reads it from the experiment that it sorts first
-    known = all(view.tag in one.delivered.experiment_tags for one in views)
-    return charts_page(base, experiments, view.key) if known else None

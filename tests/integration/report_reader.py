@@ -23,7 +23,7 @@ def open_report(file: Path) -> Iterator[Page]:
     seen = Seen()
     with open_page(file.as_uri(), height=6000, seen=seen) as page:
         page.wait_for_function(
-            "() => { const all = [...document.querySelectorAll('.plotly-graph-div')]; "
+            "() => { const all = [...document.querySelectorAll('.plot')]; "
             "return all.length && all.every(one => one.querySelector('.main-svg')) }"
         )
         page.wait_for_load_state("networkidle")

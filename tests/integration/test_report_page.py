@@ -69,8 +69,7 @@ def page(sweep: MadeSweep) -> Iterator[Page]:
 def test_every_figure_is_drawn(page: Page) -> None:
     assert page.locator("nav a").all_inner_texts() == [
         "Findings",
-        "Audit",
-        "Leaders",
+        "Trials",
         "History",
         "Learning curves",
         "Survival from rung to rung",
@@ -80,6 +79,7 @@ def test_every_figure_is_drawn(page: Page) -> None:
         "Contours",
         "Clipping",
         "Timeline",
+        "Audit",
         "Failures",
     ]
     headings = page.locator("h2").all_inner_texts()
@@ -94,12 +94,11 @@ def test_every_figure_is_drawn(page: Page) -> None:
 def test_texts_and_tables_describe_the_sweep(page: Page) -> None:
     text = page.locator("header").inner_text()
     assert "33 of 33 trials: 8 complete, 24 pruned, 1 failed" in text
-    assert "best: trial 7 with 0.35 " in text
-    rows = page.locator("#leaders tr").all_inner_texts()
-    assert len(rows) == 1 + 10
-    first = rows[1].split("\t")
-    assert (first[:5], first[6]) == (["7", "complete", "0.35", "10", "0"], "70%")
-    assert rows[9].split("\t")[1] == "pruned"
+    assert "best: trial 7 with val/loss 0.35 (lr " in text
+    rows = [row.split("\t") for row in page.locator("#trials tr").all_inner_texts()[1:]]
+    assert len(rows) == COMPLETE + PRUNED + 1
+    assert rows[0][:4] == ["7", "complete", "0.35", "10"]
+    assert [row[1] for row in rows] == ["complete"] * COMPLETE + ["pruned"] * PRUNED + ["failed"]
     assert page.locator("#failures td").nth(1).inner_text() == EVIL
 
 
@@ -223,7 +222,8 @@ def test_findings_open_the_page(page: Page, sweep: MadeSweep) -> None:
     found = find(sweep.view)
     assert page.locator("#findings li").all_inner_texts() == [f.sentence for f in found.sentences]
     assert {"best", "epochs", "failures"} <= {one.topic for one in found.sentences}
-    assert f"-s {found.overrides[0]}" in page.locator("#findings pre").inner_text()
+    (further, *_) = page.locator("#findings code").all_inner_texts()
+    assert f"-s {found.overrides[0]}" in further
     assert page.locator("section").first.get_attribute("id") == "findings"
 
 

@@ -22,6 +22,8 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 from sweeps.view.compare import clip_fraction
+from sweeps.view.mlflow_pages import page_of
+from sweeps.view.sweep_view import SweepView
 from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from tests.integration.mlflow_pages import compared, curves, parallel_axes, runs_table
@@ -97,7 +99,7 @@ def test_plain_lines_and_next_commands_are_printed(
     assert any(re.match(r"trial 0 started: train\.optimizer\.lr ", line) for line in lines)
     assert any(re.match(r"trial \d epoch 1/4: val/loss ", line) for line in lines)
     assert any(line.startswith("best: trial ") for line in lines)
-    assert "compare in MLflow: sweep ui small" in lines
+    assert "open its page, and MLflow: sweep ui small" in lines
     assert "\x1b[" not in finished.stdout
 
 
@@ -394,13 +396,15 @@ def test_resume_of_finished_sweep_prints_the_best(
 
 @pytest.fixture(scope="module")
 def ui(finished: object, module_cli: CommandLine) -> Iterator[str]:
-    """The page that `sweep ui` prints; its server ends with it."""
+    """The charts of `sweep ui`, with the login that it prints; its server ends with it."""
     del finished
     require_chromium()
     server = module_cli.start("ui", "small", "--no-open", "--port", "0")
     assert server.stdout is not None
     lines = iter(server.stdout.readline, "")
-    yield next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
+    link = next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
+    place = page_of("", SweepView.open("small", module_cli.root))
+    yield link.replace("/sweep?", "/?") + place[1:]
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=scaled(20))
     assert server.returncode == 0
@@ -522,10 +526,10 @@ def test_report_artifact_describes_the_sweep(
         told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         words = page.locator("header").inner_text()
         assert f"4 of 4 trials: {told}" in words
-        assert f"best: trial {best['number']} with {best['value']:.4g} (" in words
-        leaders = [row.split("\t") for row in page.locator("#leaders tr").all_inner_texts()[1:]]
+        assert f"best: trial {best['number']} with val/loss {best['value']:.4g} (" in words
+        rows = [row.split("\t") for row in page.locator("#trials tr").all_inner_texts()[1:]]
         wanted = module_cli.json("compare", "small", "--top", "10")["leaders"]
-        assert [row[:4] for row in leaders] == [
+        assert [row[:4] for row in rows] == [
             [str(one["number"]), one["state"], f"{one['value']:.4g}", str(one["epoch"])]
             for one in wanted
         ]

@@ -274,7 +274,7 @@ def test_missing_figures_are_drawn_while_the_page_is_served(
     )
     lock.release()
     assert server.stopped
-    said = "drawing the figures of 2 trials; reload the page to see them\n"
+    said = "drawing the figures of 2 trials for MLflow; reload its page to see them\n"
     assert text.getvalue().endswith(said) == (who == "nobody")
     assert ("figures" in text.getvalue()) == (who == "nobody")
     assert figures[1].is_dir() == figures[2].is_dir() == (who == "nobody")

@@ -108,6 +108,8 @@ PATHS: list[tuple[str, object]] = [
     ("/?login=", None),
     ("/?login=wrong", None),
     ("/?login=%C3%A4", None),
+    ("/sweep", None),
+    ("/sweep?login=wrong", None),
     ("/health", None),
     ("/version", None),
     ("/static-files/manifest.json", None),
@@ -215,7 +217,8 @@ def test_cross_origin_pages_are_refused(target: Target) -> None:
     assert target.ask(search, Origin="null")[0] == 403
     assert target.ask(search, **{"Sec-Fetch-Site": "same-site"})[0] == 403
     assert target.ask(search, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
-    assert target.ask(search, Host="evil.example")[0] == 403
+    for path in (search, "/health", "/sweep"):
+        assert target.ask(path, Host="evil.example")[0] == 403
 
 
 def _listed(target: Target, run: Run, path: str = "") -> tuple[int, list[str]]:

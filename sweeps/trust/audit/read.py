@@ -57,7 +57,7 @@ class Audit:
         names = f" ({', '.join(card.id for card in self.warned)})" if self.warned else ""
         unknown = len(self.cards) - len(known)
         missing = f", {unknown} without enough data" if unknown else ""
-        return f"audit: {count}{names}{missing}; see {self.view.paths.command('audit')}"
+        return f"audit: {count}{names}{missing}"
 
     def command(self, card: Card) -> str | None:
         """Return the command of a card for a shell; None if it has none."""

@@ -44,11 +44,6 @@ def test_the_metric_page_names_the_curves() -> None:
     }
 
 
-def test_a_server_is_not_started_on_a_server(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"http://\[hidden\]@h:1 is a tracking server already"):
-        start_server("http://u:p@h:1", tmp_path)
-
-
 def test_used_port_is_refused_immediately(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

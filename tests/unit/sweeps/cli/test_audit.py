@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sweeps import Sweep
 from sweeps.cli.app import app
 from sweeps.report.report import audit_section
-from sweeps.trust.audit.read import audit_data, read_clipping, read_num_validation
+from sweeps.trust.audit.read import audit_data, audit_sweep, read_clipping, read_num_validation
 from sweeps.trust.audit.registry import CARDS
 from sweeps.trust.confirm import find_confirmation
 from tests.unit.sweeps.confirming_sweep import request, run
@@ -102,7 +102,7 @@ def test_status_and_report_show_the_audit(sweep: MadeSweep) -> None:
     assert f"audit: {len(warned)} of {len(CARDS)} warn" in CliRunner().invoke(app, line).stdout
     status = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
     assert [name for name, verdict in status["audit"].items() if verdict == "warn"] == warned
-    section = audit_section(sweep.view)
+    section = audit_section(audit_sweep(sweep.view))
     assert section.title == "Audit"
     assert all(card["question"] in section.body for card in _cards(sweep).values())
     assert "sweep resume small" in section.body

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from sweeps.cli import render
 from sweeps.recording.tags import leaders_view
 from sweeps.run import ui
+from sweeps.view.mlflow_pages import page_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_chart_view import SharedView
 from tracking.outbox import SWEEP, Outbox
@@ -51,33 +54,35 @@ def test_artifacts_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
     assert "1 artifact waits: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
 
 
-def test_page_of_a_server_is_opened_and_none_started(
+def test_page_of_a_sweep_links_to_its_tracking_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only the page itself is served here, with the address in the environment alone."""
     monkeypatch.setenv("SWEEP_TRUSTED_STORES", SERVER)
     sweep = MadeSweep(tmp_path, more=f"tracking: {{uri: '{SERVER}'}}")
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    said: list[str] = []
+    started: list[tuple[object, ...]] = []
 
-    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=True)
-    assert opened == [SERVER], "it has recorded nothing there yet"
+    def start(uri: str, *_: object, program: Sequence[str], **__: object) -> Served:
+        started.append((uri, *program))
+        return Served()
+
+    monkeypatch.setattr(ui, "start_server", start)
+    said: list[str] = []
+    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=False)
+    assert started == [(SERVER, "sweeps.report.live", str(tmp_path), "small")]
+    assert said[-1] == f"{Served.url}/sweep?login=secret"
+
+    assert page_of(SERVER, sweep.view) == f"{SERVER}/", "it has recorded nothing there yet"
     outbox = Outbox(sweep.paths.outbox)
     outbox.found("12")
     outbox.close()
-    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=True)
-    page = (
+    assert page_of(SERVER, sweep.view) == (
         f"{SERVER}/#/experiments/12/runs?workflowType=machine_learning"
         "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
         "&searchFilter=tags.%60gradsweep.sweep_id%60%20%3D%20%27id-small%27"
     )
-    assert opened == [SERVER, page]
-    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=False)
-    assert opened == [SERVER, page]
-    assert said == [SERVER, page, page]
     _deliver(sweep, leaders_view(sweep.spec, "id-small"))
-    url = ui.page_of(SERVER, sweep.view)
-    query = parse_qs(urlsplit(url).fragment.split("?")[1])
+    query = parse_qs(urlsplit(page_of(SERVER, sweep.view)).fragment.split("?")[1])
     assert query["compareRunsMode"] == ["CHART"]
     assert query["viewStateShareKey"] == [leaders_view(sweep.spec, "id-small").key]
 
@@ -107,10 +112,10 @@ class Served:
         self.stopped = True
 
     def link(self, page: str) -> str:
-        return f"{page}/?login=secret"
+        return f"{page}?login=secret"
 
     def redirect_file(self, directory: Path, page: str) -> Path:
-        return directory / f"{page[-4:]}.html"
+        return directory / f"{page[17:21]}.html"
 
 
 def test_browser_gets_a_file_name_and_not_the_login(
@@ -137,3 +142,34 @@ def test_sighup_ends_the_ui_unless_ignored(
         assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_pages_of_a_comparison_are_words_in_a_terminal_and_urls_in_a_pipe() -> None:
+    base = "http://127.0.0.1:5000/#"
+    found = {
+        "mlflow_charts_page": f"{base}/charts",
+        "mlflow_compare_page": None,
+        "mlflow_metric_page": f"{base}/metric",
+    }
+    terminal, pipe = Terminal(), io.StringIO()
+    render.pages(Console(file=terminal, width=80, force_terminal=True), found)
+    render.pages(Console(file=pipe, width=80), found)
+    (line,) = terminal.getvalue().splitlines()
+    assert re.sub(r"\x1b\]8;.*?\x1b\\|\x1b\[[\d;]*m", "", line) == (
+        "MLflow, while `sweep ui` runs: charts · curves"
+    )
+    assert [page for page in found.values() if page and page in line] == [
+        f"{base}/charts",
+        f"{base}/metric",
+    ]
+    assert pipe.getvalue().splitlines() == [
+        f"charts in MLflow: {base}/charts",
+        f"curves in MLflow: {base}/metric",
+    ]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 from sweeps.artifacts import export
@@ -18,7 +19,7 @@ from sweeps.paths import SweepPaths
 from sweeps.report import data
 from sweeps.report.data import thinned
 from sweeps.report.figures import parallel, rungs, survival
-from sweeps.report.page import PageSection, page, table
+from sweeps.report.page import Cell, Header, PageSection, command_line, figure, page, table
 from sweeps.report.report import write_report
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
@@ -211,11 +212,16 @@ class _Requests(HTMLParser):
 
 def test_page_loads_nothing_and_escapes_text() -> None:
     evil = "<img src=http://example.com/x>"
-    text = page(evil, [evil], [PageSection(evil, evil, table([evil], [[evil]]))])
+    cells = table([evil], [[evil, Cell(evil, 1.0)]], sortable=True) + command_line(evil, evil)
+    drawn = figure(go.Figure(go.Scatter(y=[1], name="</script><img src=http://example.com/x>")))
+    header = Header(evil, "finished", [evil], [evil], None)
+    text = page(header, [PageSection(evil, evil, cells + drawn)])
     seen = _Requests()
-    shown = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    shown = re.sub(r"<script nonce=[\w-]+>.*?</script>", "", text, flags=re.DOTALL)
     seen.feed(shown)
     assert [one for one in seen.found if not one.startswith("a href=#")] == []
     assert evil not in shown
     assert "&lt;img src=" in shown
     assert "default-src 'none'" in text
+    assert re.search(r"script-src 'nonce-([\w-]+)'.*<script nonce=\1>", text, re.DOTALL)
+    assert "connect-src 'none'" in text
