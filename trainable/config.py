@@ -441,6 +441,11 @@ class TrainConfig(Section):
         """Samples per forward pass."""
         return self.batch_size // self.accumulation
 
+    def in_one_process(self) -> TrainConfig:
+        """Return it as a check trains: compiling takes minutes, and loader processes seconds."""
+        loader = self.loader.model_copy(update={"num_workers": 0})
+        return self.model_copy(update={"compile": False, "loader": loader})
+
 
 Unit = Literal["epochs", "steps", "samples", "tokens"]
 """What a budget counts."""

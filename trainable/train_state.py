@@ -317,18 +317,6 @@ def _can_load(state: dict[str, Any]) -> bool:
     return True
 
 
-def check_read_back(
-    task: Task, model: nn.Module, fresh: nn.Module, objects: dict[str, Any]
-) -> None:
-    """Load a model's state into a newly built model, as a resumed run does."""
-    state = model_state(model)
-    try:
-        run_objects(task, fresh, whole_task=False).load_state_dict(objects)
-        load_model_state(fresh, state)
-    except (RuntimeError, ValueError, LookupError, AttributeError, CheckpointError) as problem:
-        raise _unreadable(problem) from problem
-
-
 def check_loading(model: nn.Module) -> None:
     """Check that a model can load its own state, before its first checkpoint relies on it.
 

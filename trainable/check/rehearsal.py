@@ -180,12 +180,11 @@ def _in_time(deadline: float, *arguments: Any) -> _Trained | None:
 
 def _alone(config: TrialConfig) -> TrialConfig:
     """Return a configuration for one process that saves after the first windows."""
-    loader = config.train.loader.model_copy(update={"num_workers": 0})
-    changes = {"compile": False, "loader": loader, "sharding": "none", "deterministic": True}
+    changes = {"sharding": "none", "deterministic": True}
     every = Interval(count=_BEFORE, unit="step")
     return config.model_copy(
         update={
-            "train": config.train.model_copy(update=changes),
+            "train": config.train.in_one_process().model_copy(update=changes),
             "checkpoint": config.checkpoint.model_copy(update={"every": every, "keep": 9}),
             "workers": 1,
             "patience": None,
