@@ -29,7 +29,6 @@ from trainable.calls import loop_problem
 from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
-from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.group_joining import hidden_group
@@ -55,7 +54,7 @@ from trainable.store.generations import RunFiles
 from trainable.store.metrics_file import History, read_rows
 from trainable.store.objects import files_at, files_of
 from trainable.store.shard_files import ShardGroup
-from trainable.streams import StreamPlan
+from trainable.streams import Source, StreamPlan
 from trainable.task import Data, Task, check_calls, check_data, set_total_steps
 from trainable.train_state import TrainState
 from trainable.user_code.fingerprint import BUILT, opened_files

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainable.base_run import describe
-from trainable.data import Source
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
@@ -31,6 +30,7 @@ from trainable.optim import OptimizerState, evaluated_weights, members, modal_pa
 from trainable.reachable import signatures_once, tensor_signature
 from trainable.step import Step
 from trainable.store.snapshot import snapshot
+from trainable.streams import Source
 from trainable.task import Batch, Data, Task
 from trainable.user_code.fingerprint import tensor_digest
 

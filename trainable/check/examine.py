@@ -20,7 +20,7 @@ from trainable.check.first_batches import FirstBatches, ObservedStep, checkpoint
 from trainable.check.task_checks import check_stream, quick_check
 from trainable.check.testing import check_contract
 from trainable.config import TaskConfig, TrialConfig
-from trainable.data import Plan, SampledPlan, check_sampler
+from trainable.data import SampledPlan, check_sampler
 from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
 from trainable.find_task import default_arguments, load_loop, load_task
 from trainable.logged import collecting
@@ -33,7 +33,7 @@ from trainable.schedule import Schedule
 from trainable.split_sources import check_batch_size_applies, check_steps
 from trainable.step import Step
 from trainable.store.sharded_state import largest_part_bytes
-from trainable.streams import StreamSource
+from trainable.streams import Plan, StreamSource
 from trainable.user_code.fingerprint import code_digests
 
 

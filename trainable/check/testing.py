@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from trainable.build import Parts, build_parts, build_step
 from trainable.check.first_batches import FirstBatches
 from trainable.check.task_checks import first_batch, quick_check, uncalled_methods
-from trainable.config import BudgetConfig, ScheduleConfig, TaskConfig, TrainConfig, TrialConfig
+from trainable.config import (
+    BudgetConfig,
+    Mode,
+    ScheduleConfig,
+    TaskConfig,
+    TrainConfig,
+    TrialConfig,
+)
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.evaluation import evaluation_mode
 from trainable.losses import cross_entropy
@@ -57,10 +64,11 @@ def check_task(
     """
     wanted = (metrics,) if isinstance(metrics, str) else tuple(metrics) or ("train/loss",)
     constant = ScheduleConfig(name="constant")
+    mode: Mode = "min"
     trial = TrialConfig(
         task=TaskConfig(name=f"{type(task).__module__}:{type(task).__qualname__}"),
         metric=wanted,
-        mode=("min",) * len(wanted),
+        mode=(mode,) * len(wanted),
         budget=BudgetConfig(epochs=None, steps=_TOTAL_STEPS, report_every=_TOTAL_STEPS),
         train=config or TrainConfig(batch_size=_SAMPLES, schedule=constant),
         seed=seed,

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainable.data import Plan, SampledPlan
+from trainable.data import SampledPlan
 from trainable.errors import ConfigError, TaskError
 from trainable.ranks import ALIKE_REMEDY
 from trainable.reachable import tensor_signature
+from trainable.streams import Plan
 from trainable.user_code.fingerprint import differences
 
 if TYPE_CHECKING:
