@@ -12,10 +12,8 @@ import copy
 import hashlib
 import json
 import math
-import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError, TaskError
-from trainable.process_start import end_with_parent
+from trainable.fork_call import ForkEnded, in_fork
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.splits import is_stream
 from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
@@ -126,31 +124,21 @@ def _splits(data: Data) -> Summary:
 
 
 def _splits_apart(data: Data) -> Summary:
-    """Summarise the data in a child process, started as a DataLoader starts its own."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.Process(target=_send_splits, args=(data, sender), daemon=True)
-    child.start()
-    sender.close()
-    with receiver:
-        try:
-            found: Summary | None = receiver.recv()
-        except EOFError:
-            found = None
-    child.join()
-    if found is None:
+    """Summarise the data in a fork, as a DataLoader fetches items in forks."""
+    try:
+        found: Summary = in_fork(_splits_in_fork, data, quiet=False)
+    except ForkEnded as ended:
         raise TaskError(
             "a process that fetched items of the data sets, as loader processes do, ended with "
-            f"exit status {child.exitcode}; an item must not end its process; find the reason "
+            f"exit status {ended.code}; an item must not end its process; find the reason "
             "with train.loader.num_workers: 0"
-        )
+        ) from None
     return found
 
 
-def _send_splits(data: Data, sender: Connection) -> None:
+def _splits_in_fork(data: Data) -> Summary:
     torch.set_num_threads(1)  # a fork has none of the parent's threads; DataLoader does the same
-    end_with_parent()
-    with sender:
-        sender.send(_splits(data))
+    return _splits(data)
 
 
 def _split(split: str, data: Data, describe: Callable[[object], Any]) -> Summary:

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from trainable.base_run import (
@@ -194,14 +195,7 @@ class CustomLoop(BaseRun):
             if state is not None:
                 if new_best:
                     self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
-                self.store.maybe_save(
-                    lambda state=state: self._snapshot(state),  # type: ignore[misc]
-                    step=progress.epoch,
-                    epoch=progress.epoch,
-                    value=value,
-                    new_best=new_best,
-                    final=stopping or self._is_over(),
-                )
+                self._save(state, value, certain=new_best, final=stopping or self._is_over())
             elif progress.epoch >= epochs and epochs < self._config.budget.reports:
                 raise ConfigError(
                     f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
@@ -213,6 +207,17 @@ class CustomLoop(BaseRun):
                 self.store.wait()
             if value is not None or self._is_over():
                 yield self._make_report(self._take_rows(), finished=self._is_over())
+
+    def _save(
+        self, state: dict[str, Any], value: float | None, *, certain: bool, final: bool
+    ) -> None:
+        """Save a yielded state if a checkpoint is due, and let the observer look at it."""
+        number, store = self._progress.epoch, self.store
+        snapshot = partial(self._snapshot, state)
+        if store.is_observed(number):
+            store.observe(number, snapshot)
+        if store.is_due(step=number, epoch=number, report=number, certain=certain or final):
+            store.save(snapshot, step=number, reports=number, value=value, final=final)
 
     def _is_over(self) -> bool:
         progress = self._progress
