@@ -58,11 +58,8 @@ from trainable.streams import Source, StreamPlan
 from trainable.task import Data, Task, check_calls, check_data, set_total_steps
 from trainable.train_state import TrainState
 from trainable.user_code.fingerprint import BUILT, opened_files
-from trainable.user_code.task_import import no_exit
+from trainable.user_code.task_import import listed, no_exit
 from trainable.warm_start import with_inheritance
-
-_SHOWN = 3
-"""The objects that pickle refuses of which a caution gives the names."""
 
 
 def open_trainer(
@@ -289,9 +286,8 @@ class Parts:
 
 
 def _made_again(names: Sequence[str]) -> str:
-    shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
     return (
-        f"{', '.join(shown)}: pickle refuses it, and no checkpoint has it; a resumed run has what "
+        f"{listed(names)}: pickle refuses it, and no checkpoint has it; a resumed run has what "
         "the constructors make again, and a run in which another one takes its place is refused; "
         "keep in it nothing that training changes"
     )

@@ -29,6 +29,7 @@ from trainable.splits import is_stream
 from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
 from trainable.user_code.fingerprint import ARGUMENTS, BUILT, COLLATED, differences
+from trainable.user_code.task_import import listed
 
 _ITEMS = 8
 """Items compared of each split: the first, the last, and some between."""
@@ -38,7 +39,6 @@ _VALUES = 1 << 16
 """Values compared of a tensor, evenly spread; more would slow down large models."""
 _BOUND = 2000
 """The most characters that a sweep keeps of an item or batch; larger ones are compared in part."""
-_SHOWN = 3
 
 Summary = dict[str, Any]
 
@@ -100,9 +100,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     differing = differences(before, now)
     if not differing:
         return
-    more = len(differing) - _SHOWN
-    shown = ", ".join([*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-    raise BuiltDiffers(shown, file)
+    raise BuiltDiffers(listed(differing), file)
 
 
 def _read(file: Path) -> Summary | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from trainable.base_run import (
     BaseRun,
+    BestSoFar,
     RunReport,
     best_metrics,
     check_names,
@@ -61,16 +62,12 @@ _READ_HERE = frozenset({"train.deterministic", "resources.workers"})
 
 
 @dataclass
-class _Progress:
+class _Progress(BestSoFar):
     """The counters of a run; plain data, saved in each checkpoint."""
 
     epoch: int = 0
-    best: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     """Arguments of the task that the loop had not read at its first report."""
-    since_best: int = 0
-    """Reports since the best one."""
 
 
 class CustomLoop(BaseRun):
@@ -227,10 +224,7 @@ class CustomLoop(BaseRun):
 
     def _release(self) -> None:
         close_run(self._history.directory)
-        try:
-            self._steps.close()
-        finally:
-            self._ranks.close()
+        self._steps.close()
 
     def _check_reads(self) -> None:
         """Refuse a searched key that the loop has not read before its first report."""

@@ -531,6 +531,16 @@ hold a tensor, torch raises when that tensor meets one on the device.
 """
 
 
+def first_tensor(batch: Batch) -> Tensor | None:
+    """Return the first tensor of a batch; None if it has none."""
+    if isinstance(batch, Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes, numpy.ndarray)):
+        return None
+    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
+
+
 def move(batch: Batch, device: torch.device) -> Batch:
     """Return the batch with every tensor on the device; the types of its parts are kept."""
 

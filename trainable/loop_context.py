@@ -225,10 +225,7 @@ class CustomLoopRank(BaseRun):
         yield from ()
 
     def _release(self) -> None:
-        try:
-            self._steps.close()
-        finally:
-            self._ranks.close()
+        self._steps.close()
 
 
 EXHAUSTED = object()
@@ -276,8 +273,9 @@ class LoopSteps:
         return yielded
 
     def close(self) -> None:
-        """Have all ranks close their generators, which run their `finally` blocks."""
+        """Have all ranks close their generators, which run their `finally` blocks; leave them."""
         with contextlib.ExitStack() as stack:
+            stack.callback(self._ranks.close)
             if self._group is not None:
                 stack.callback(self._group.close)
             stack.callback(self._generator.close)

@@ -33,7 +33,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.group_joining import hidden_group
 from trainable.task import Task
 from trainable.user_code.task_code import task_code
-from trainable.user_code.task_import import import_own, nearest
+from trainable.user_code.task_import import import_own, listed, nearest
 
 Scalar = float | Tensor
 
@@ -486,9 +486,6 @@ def _checked(value: Any, parameter: inspect.Parameter | None, place: str) -> Any
     )
 
 
-_SHOWN = 3
-
-
 class CombinedOptimizer:
     """Several optimizers that step one after the other; it stands in for a single one.
 
@@ -583,7 +580,7 @@ def _check_parameters(given: list[Tensor], model: nn.Module) -> None:
     twice = [names.get(key, "one outside the model") for key, n in counts.items() if n > 1]
     if twice:
         raise TaskError(
-            f"build_optimizer() gives {_listed(twice)} to two optimizers; each parameter is "
+            f"build_optimizer() gives {listed(twice)} to two optimizers; each parameter is "
             "trained by one; list it once"
         )
     missing = [
@@ -591,15 +588,10 @@ def _check_parameters(given: list[Tensor], model: nn.Module) -> None:
     ]
     if missing:
         raise TaskError(
-            f"build_optimizer() gives {_listed(missing)} to no optimizer, and requires_grad is "
+            f"build_optimizer() gives {listed(missing)} to no optimizer, and requires_grad is "
             "set; a parameter that receives gradients is trained; add it to an optimizer, or "
             "freeze it in build_model() with requires_grad_(False)"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join([*names[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def has_modes(optimizer: torch.optim.Optimizer) -> bool:

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from trainable.built import summary_of
@@ -28,6 +27,7 @@ from trainable.data import (
     TensorSource,
     WindowPlan,
     end_loader_with_parent,
+    first_tensor,
     move,
     pin,
 )
@@ -543,17 +543,5 @@ def load_state(stream: Any, state: Any) -> None:
 
 def _batch_length(batch: Any) -> int:
     """Return the samples of a batch: the length of its first tensor; 1 without a tensor."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, dict) else batch
-    if isinstance(batch, dict | list | tuple):
-        return next((_batch_length(part) for part in parts if _has_tensor(part)), 1)
-    return 1
-
-
-def _has_tensor(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_tensor, value))
-    return isinstance(value, Tensor)
+    found = first_tensor(batch)
+    return 1 if found is None or found.ndim == 0 else len(found)
