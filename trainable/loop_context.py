@@ -395,6 +395,10 @@ class _Recording:
     """
 
     __slots__ = ("_plain", "_prefix", "_reads", "_sections")
+    _plain: BaseModel
+    _prefix: str
+    _reads: Reads
+    _sections: dict[str, Any]
 
     def __init__(self, plain: BaseModel, prefix: str, reads: Reads) -> None:
         values = {name: getattr(plain, name) for name in type(plain).model_fields}
@@ -408,7 +412,7 @@ class _Recording:
         for slot, value in zip(self.__slots__, (plain, prefix, reads, sections), strict=True):
             object.__setattr__(self, slot, value)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._plain)
 

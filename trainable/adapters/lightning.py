@@ -278,9 +278,7 @@ class LightningTask(Task):
         self._at_epoch_end = False
         self._step_schedulers("epoch", self.epoch + 1)
 
-    def log_value(
-        self, module: nn.Module, name: str, value: Any, options: Mapping[str, Any]
-    ) -> None:
+    def log_value(self, module: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
         """Log what the module gives to `self.log`, as Lightning would, or raise a `TaskError`."""
         at_end = self._at_epoch_end or self._validating
         on_epoch = options.get("on_epoch")
