@@ -38,8 +38,6 @@ from trainable.user_code.task_import import import_own, listed, nearest
 Scalar = float | Tensor
 
 _EPS = 1e-6  # added to the norm against division by zero, as in torch's clip_grad_norm_
-_FUSED = ("sgd", "adam", "adamw", "adafactor", "lamb", "lion")
-"""Optimizers built below with options of ours, and with fused kernels where they exist."""
 _FUSED_WHEN_SHARDED = ("adam", "adamw")
 """Those whose fused kernels take sharded parameters."""
 _KERNELS = {"fused", "foreach", "differentiable"}
@@ -144,13 +142,7 @@ def _construct(
         given = {**config.model_dump(exclude={"name", "arguments"}), **config.arguments}
         return _made(kind, config, groups, checked_options(config, kind, given))
     arguments = checked_options(config, kind, config.arguments)
-    if config.name not in _FUSED:
-        return _made(kind, config, groups, {**torch_options(config, kind), **arguments})
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.eps is not None:
-        options["eps"] = (None, config.eps) if config.name == "adafactor" else config.eps
-    if config.betas is not None:
-        options["betas"] = config.betas
+    options = torch_options(config, kind)
     # Fused kernels exist for CPU and CUDA. They honour `found_inf`, with which `step.py` stops an
     # update on the device without a synchronisation. Elsewhere None, not False: with None, torch
     # uses foreach kernels where the device has them.
@@ -162,9 +154,7 @@ def _construct(
         fused = None
     match config.name:
         case "sgd":
-            for unused in ("eps", "betas"):
-                options.pop(unused, None)
-            options |= {"momentum": config.momentum, "nesterov": config.nesterov}
+            options["nesterov"] = config.nesterov
             # When fp16 overflows on the first step, torch's fused kernel uses uninitialised memory
             # as momentum. Start from zero instead: the first real step then sets it to the
             # gradient, as torch does. With dampening it would not; lazy parameters have no shape.
@@ -183,10 +173,8 @@ def _construct(
             return sgd
         case "adam" | "adamw":
             options["fused"] = fused
-        case "adafactor":
-            options.pop("betas", None)
-        case "lion":
-            options.pop("eps", None)
+        case "adafactor" if config.eps is not None:
+            options["eps"] = None, config.eps
         case "lamb":
             # Without it the package divides the step, not the moment, by 1 - beta1 ** t. The trust
             # ratio has already normalised the update: the first step would be 10 lr.

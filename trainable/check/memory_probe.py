@@ -79,12 +79,10 @@ def _outside(device: torch.device) -> int:
 def _used_by_this_process(device: torch.device) -> int | None:
     """Return the device memory of this process as NVML reports it.
 
-    None without NVML, and in a container with its own process numbers.
+    None without a driver, and in a container with its own process numbers.
     """
-    try:
-        import pynvml
-    except ImportError:
-        return None
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
