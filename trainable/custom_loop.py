@@ -224,7 +224,10 @@ class CustomLoop(BaseRun):
 
     def _release(self) -> None:
         close_run(self._history.directory)
-        self._steps.close()
+        try:
+            self._steps.close()
+        finally:
+            self._ranks.close()
 
     def _check_reads(self) -> None:
         """Refuse a searched key that the loop has not read before its first report."""

@@ -225,7 +225,10 @@ class CustomLoopRank(BaseRun):
         yield from ()
 
     def _release(self) -> None:
-        self._steps.close()
+        try:
+            self._steps.close()
+        finally:
+            self._ranks.close()
 
 
 EXHAUSTED = object()
@@ -273,9 +276,8 @@ class LoopSteps:
         return yielded
 
     def close(self) -> None:
-        """Have all ranks close their generators, which run their `finally` blocks; leave them."""
+        """Have all ranks close their generators, which run their `finally` blocks."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._ranks.close)
             if self._group is not None:
                 stack.callback(self._group.close)
             stack.callback(self._generator.close)
