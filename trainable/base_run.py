@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy
 from torch import Tensor
@@ -249,14 +249,15 @@ def is_out_of_patience(patience: int | None, since_best: int) -> bool:
     return patience is not None and since_best >= patience
 
 
-class BestSoFar(Protocol):
+@dataclass
+class BestSoFar:
     """What a run's saved counters say of its best report."""
 
-    best: float | None
+    best: float | None = None
     """The best value of the first metric."""
-    since_best: int
+    since_best: int = 0
     """Reports since the best one."""
-    metrics: dict[str, float]
+    metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of the previous report, with its `best/<metric>`."""
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from trainable.config import TrainConfig, TrialConfig
-from trainable.data import Plan, SampledPlan, WindowPlan
+from trainable.data import SampledPlan, WindowPlan
 from trainable.errors import ConfigError
 from trainable.ranks import RankShare
-from trainable.streams import StreamPlan
+from trainable.streams import Plan, StreamPlan
 
 _KEY = "train.sync_batch_norm"
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

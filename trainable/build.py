@@ -29,7 +29,6 @@ from trainable.calls import loop_problem
 from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
-from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.group_joining import hidden_group
@@ -55,15 +54,12 @@ from trainable.store.generations import RunFiles
 from trainable.store.metrics_file import History, read_rows
 from trainable.store.objects import files_at, files_of
 from trainable.store.shard_files import ShardGroup
-from trainable.streams import StreamPlan
+from trainable.streams import Source, StreamPlan
 from trainable.task import Data, Task, check_calls, check_data, set_total_steps
 from trainable.train_state import TrainState
 from trainable.user_code.fingerprint import BUILT, opened_files
-from trainable.user_code.task_import import no_exit
+from trainable.user_code.task_import import listed, no_exit
 from trainable.warm_start import with_inheritance
-
-_SHOWN = 3
-"""The objects that pickle refuses of which a caution gives the names."""
 
 
 def open_trainer(
@@ -290,9 +286,8 @@ class Parts:
 
 
 def _made_again(names: Sequence[str]) -> str:
-    shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
     return (
-        f"{', '.join(shown)}: pickle refuses it, and no checkpoint has it; a resumed run has what "
+        f"{listed(names)}: pickle refuses it, and no checkpoint has it; a resumed run has what "
         "the constructors make again, and a run in which another one takes its place is refused; "
         "keep in it nothing that training changes"
     )

@@ -12,10 +12,8 @@ import copy
 import hashlib
 import json
 import math
-import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError, TaskError
-from trainable.process_start import end_with_parent
+from trainable.fork_call import ForkEnded, in_fork
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.splits import is_stream
 from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
 from trainable.user_code.fingerprint import ARGUMENTS, BUILT, COLLATED, differences
+from trainable.user_code.task_import import listed
 
 _ITEMS = 8
 """Items compared of each split: the first, the last, and some between."""
@@ -40,7 +39,6 @@ _VALUES = 1 << 16
 """Values compared of a tensor, evenly spread; more would slow down large models."""
 _BOUND = 2000
 """The most characters that a sweep keeps of an item or batch; larger ones are compared in part."""
-_SHOWN = 3
 
 Summary = dict[str, Any]
 
@@ -102,9 +100,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     differing = differences(before, now)
     if not differing:
         return
-    more = len(differing) - _SHOWN
-    shown = ", ".join([*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-    raise BuiltDiffers(shown, file)
+    raise BuiltDiffers(listed(differing), file)
 
 
 def _read(file: Path) -> Summary | None:
@@ -126,31 +122,21 @@ def _splits(data: Data) -> Summary:
 
 
 def _splits_apart(data: Data) -> Summary:
-    """Summarise the data in a child process, started as a DataLoader starts its own."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.Process(target=_send_splits, args=(data, sender), daemon=True)
-    child.start()
-    sender.close()
-    with receiver:
-        try:
-            found: Summary | None = receiver.recv()
-        except EOFError:
-            found = None
-    child.join()
-    if found is None:
+    """Summarise the data in a fork, as a DataLoader fetches items in forks."""
+    try:
+        found: Summary = in_fork(_splits_in_fork, data, quiet=False)
+    except ForkEnded as ended:
         raise TaskError(
             "a process that fetched items of the data sets, as loader processes do, ended with "
-            f"exit status {child.exitcode}; an item must not end its process; find the reason "
+            f"exit status {ended.code}; an item must not end its process; find the reason "
             "with train.loader.num_workers: 0"
-        )
+        ) from None
     return found
 
 
-def _send_splits(data: Data, sender: Connection) -> None:
+def _splits_in_fork(data: Data) -> Summary:
     torch.set_num_threads(1)  # a fork has none of the parent's threads; DataLoader does the same
-    end_with_parent()
-    with sender:
-        sender.send(_splits(data))
+    return _splits(data)
 
 
 def _split(split: str, data: Data, describe: Callable[[object], Any]) -> Summary:

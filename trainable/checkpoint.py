@@ -240,47 +240,6 @@ class CheckpointStore:
         self._last_step = usable.step
         return _parse(self._files, usable, content, in_shards=in_shards)
 
-    def maybe_save(
-        self,
-        state: Callable[[], dict[str, Any]],
-        *,
-        step: int,
-        epoch: int,
-        value: float | None = None,
-        new_best: bool = False,
-        final: bool = False,
-    ) -> bool:
-        """Save if a checkpoint is due: by the interval, for a new best, or at the end of the run.
-
-        The loop calls this after every step. It returns as soon as the state is copied; a
-        background thread writes the copy.
-
-        Args:
-            state: Returns the state; called only for a save. The state may change after the call.
-            step: Optimizer steps taken.
-            epoch: The epoch that has just been completed, with a report; 0: none.
-            value: The metric, when this state was evaluated.
-            new_best: The value is the best so far.
-            final: The run ends here: return only when everything is committed.
-
-        Returns:
-            Whether it saves.
-
-        Raises:
-            StorageError: This generation, or the one before it, could not be written.
-            WriterReplaced: Another process has opened the run for writing.
-            CheckpointError: The state cannot be saved.
-        """
-        if self.is_observed(step):
-            self.observe(step, state)
-        completed = epoch or None
-        if not self.is_due(
-            step=step, epoch=completed, report=completed, certain=final or new_best
-        ):
-            return False
-        self.save(state, step=step, reports=epoch, value=value, final=final)
-        return True
-
     def is_observed(self, step: int) -> bool:
         """Return whether the observer looks at the state of a step."""
         return self.observer is not None and self.observer.wants(step)
@@ -318,7 +277,22 @@ class CheckpointStore:
         value: float | None = None,
         final: bool = False,
     ) -> None:
-        """Save as `maybe_save` does, with its arguments; a previous write is waited for."""
+        """Save; return as soon as the state is copied. A background thread writes the copy.
+
+        A previous write is waited for.
+
+        Args:
+            state: Returns the state, which may change after the call.
+            step: Optimizer steps taken.
+            reports: Reports made.
+            value: The metric, when this state was evaluated.
+            final: The run ends here: return only when everything is committed.
+
+        Raises:
+            StorageError: This generation, or the one before it, could not be written.
+            WriterReplaced: Another process has opened the run for writing.
+            CheckpointError: The state cannot be saved.
+        """
         heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
@@ -354,8 +328,8 @@ class CheckpointStore:
         """Wait until the last save is committed.
 
         Raises:
-            CheckpointError: It could not be written. Raised once, here or by the next
-                `maybe_save`.
+            CheckpointError: It could not be written. Raised once, here or by the next `is_due`
+                or `save`.
         """
         writing, self._writing = self._writing, None
         if writing is not None:

@@ -262,15 +262,7 @@ class ScheduleConfig(_HasArguments):
     """What your own function reads as `config.schedule.arguments`. Each can be searched, as
     `train.schedule.arguments.NAME`."""
 
-    @model_validator(mode="after")
-    def _warmup_is_fraction_or_count(self) -> ScheduleConfig:
-        if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
-            raise ValueError(
-                f"warmup is {self.warmup}; it is a fraction of all steps in [0, 1), or a whole "
-                "number of steps; "
-                "write 0.1 for a tenth of the run or 100 for a hundred steps"
-            )
-        return self
+    _warmup = field_validator("warmup")(fraction_or_count)
 
     @model_validator(mode="after")
     def _decay_is_fraction_or_count(self) -> ScheduleConfig:
@@ -441,6 +433,11 @@ class TrainConfig(Section):
     def micro_batch_size(self) -> int:
         """Samples per forward pass."""
         return self.batch_size // self.accumulation
+
+    def in_one_process(self) -> TrainConfig:
+        """Return it as a check trains: compiling takes minutes, and loader processes seconds."""
+        loader = self.loader.model_copy(update={"num_workers": 0})
+        return self.model_copy(update={"compile": False, "loader": loader})
 
 
 Unit = Literal["epochs", "steps", "samples", "tokens"]

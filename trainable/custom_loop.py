@@ -17,10 +17,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from trainable.base_run import (
     BaseRun,
+    BestSoFar,
     RunReport,
     best_metrics,
     check_names,
@@ -60,16 +62,12 @@ _READ_HERE = frozenset({"train.deterministic", "resources.workers"})
 
 
 @dataclass
-class _Progress:
+class _Progress(BestSoFar):
     """The counters of a run; plain data, saved in each checkpoint."""
 
     epoch: int = 0
-    best: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     """Arguments of the task that the loop had not read at its first report."""
-    since_best: int = 0
-    """Reports since the best one."""
 
 
 class CustomLoop(BaseRun):
@@ -194,14 +192,7 @@ class CustomLoop(BaseRun):
             if state is not None:
                 if new_best:
                     self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
-                self.store.maybe_save(
-                    lambda state=state: self._snapshot(state),  # type: ignore[misc]
-                    step=progress.epoch,
-                    epoch=progress.epoch,
-                    value=value,
-                    new_best=new_best,
-                    final=stopping or self._is_over(),
-                )
+                self._save(state, value, certain=new_best, final=stopping or self._is_over())
             elif progress.epoch >= epochs and epochs < self._config.budget.reports:
                 raise ConfigError(
                     f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
@@ -213,6 +204,17 @@ class CustomLoop(BaseRun):
                 self.store.wait()
             if value is not None or self._is_over():
                 yield self._make_report(self._take_rows(), finished=self._is_over())
+
+    def _save(
+        self, state: dict[str, Any], value: float | None, *, certain: bool, final: bool
+    ) -> None:
+        """Save a yielded state if a checkpoint is due, and let the observer look at it."""
+        number, store = self._progress.epoch, self.store
+        snapshot = partial(self._snapshot, state)
+        if store.is_observed(number):
+            store.observe(number, snapshot)
+        if store.is_due(step=number, epoch=number, report=number, certain=certain or final):
+            store.save(snapshot, step=number, reports=number, value=value, final=final)
 
     def _is_over(self) -> bool:
         progress = self._progress

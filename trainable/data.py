@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Set, Sized
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy
 import torch
@@ -63,35 +63,6 @@ def sample_count(samples: Samples) -> int:
     return len(samples[0] if isinstance(samples, tuple) else samples)  # type: ignore[arg-type]
 
 
-class Source(Protocol):
-    """Batches on the device."""
-
-    @property
-    def plan(self) -> Plan:
-        """How the samples become windows."""
-
-    @property
-    def position(self) -> Position | None:
-        """What a checkpoint keeps besides the number of windows; None: nothing."""
-
-    drawing: list[bool]
-    """Whether the windows, and the samples alone, have drawn random numbers in this process."""
-    forks: bool
-    """Whether loader processes start in each epoch, with a copy of a map-style data set."""
-
-    def begin(self, epoch: int) -> int:
-        """Begin an epoch, with the data as they are now; return how many samples there are."""
-
-    def resume(self, epoch: int, num_samples: int) -> None:
-        """Resume within an epoch that began with so many samples."""
-
-    def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
-        """Yield the windows of an epoch from `start` on, each an iterable to be used once."""
-
-    def close(self) -> None:
-        """Free memory and end the loader processes before returning."""
-
-
 @dataclass(frozen=True)
 class SplitReading:
     """How a split is read.
@@ -110,7 +81,9 @@ class SplitReading:
     share: RankShare = WHOLE
 
 
-def open_source(samples: Samples, plan: IndexPlan, how: SplitReading) -> Source:
+def open_source(
+    samples: Samples, plan: IndexPlan, how: SplitReading
+) -> TensorSource | LoaderSource:
     """Open the cheapest source that fits the samples."""
     if isinstance(samples, tuple) or (type(samples) is TensorDataset and how.collate is None):
         return TensorSource(samples, plan, device=how.device, share=how.share)
@@ -193,6 +166,12 @@ class LoaderSource:
 
     The loader's batch is a whole window, a list of micro-batches. So the loader's overhead occurs
     once per optimizer step, whatever the accumulation. In exchange the host holds whole windows.
+
+    Attributes:
+        position: What a checkpoint keeps besides the number of windows; None: nothing.
+        drawing: Whether the windows, and the samples alone, have drawn random numbers in this
+            process.
+        forks: Whether loader processes start in each epoch, with a copy of the data set.
     """
 
     def __init__(self, dataset: Dataset[Any], plan: IndexPlan, how: SplitReading) -> None:
@@ -529,65 +508,9 @@ class WindowPlan:
             yield order[first : first + self.batch_size]
 
 
-class Plan(Protocol):
-    """What a run needs to know of its windows."""
-
-    @property
-    def samples(self) -> int:
-        """Samples of the first epoch; 0 where a stream does not say."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a window; 1 where the task decides it."""
-
-    @property
-    def windows(self) -> int:
-        """Optimizer steps of the first epoch; 0 where a stream does not say."""
-
-    @property
-    def num_built(self) -> int:
-        """Samples of the data set when it was built; 0 for a stream."""
-
-    def num_windows(self, epoch: int) -> int:
-        """Optimizer steps of an epoch; 0 where a stream does not say."""
-
-    def size(self, window: int) -> int:
-        """Samples of a window of the current epoch."""
-
-
-class IndexPlan(Plan, Protocol):
-    """What a source of indexed samples needs of a plan: `WindowPlan`, or one with a sampler."""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-    def begin(self, epoch: int, num_samples: int) -> None:
-        """Begin an epoch on a data set that has so many samples now."""
-
-    def resume(self, epoch: int, num_samples: int) -> None:
-        """Resume within an epoch that began when the data set had so many samples."""
-
-    def micro_size(self, size: int) -> int:
-        """Samples of one forward pass, in a window of `size` samples."""
-
-    def indices(self, epoch: int, start: int, device: torch.device) -> Iterator[Tensor]:
-        """Yield the indices of the samples of each window from `start` on, on a device."""
-
-
-class Position(Protocol):
-    """The position in the data, where the number of windows does not say it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the window that was given last: tensors and plain data."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position."""
-
-
-def position_of(plan: object) -> Position | None:
+def position_of(plan: IndexPlan) -> SampledPlan | None:
     """Return the plan if it has a position to save: a sampler's order."""
-    return plan if hasattr(plan, "load_state_dict") else None  # type: ignore[return-value]
+    return plan if isinstance(plan, SampledPlan) else None
 
 
 _PLAIN = frozenset(
@@ -606,6 +529,16 @@ _MAX_OBJECTS_SEARCHED = 10_000
 """After this many objects, the search for a tensor ends, and the object is not moved. If it does
 hold a tensor, torch raises when that tensor meets one on the device.
 """
+
+
+def first_tensor(batch: Batch) -> Tensor | None:
+    """Return the first tensor of a batch; None if it has none."""
+    if isinstance(batch, Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes, numpy.ndarray)):
+        return None
+    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
@@ -918,6 +851,10 @@ class SampledPlan:
                 "correct the sampler"
             )
         return order, sizes
+
+
+IndexPlan = WindowPlan | SampledPlan
+"""The assignment of samples with an index to windows."""
 
 
 def check_sampler(plan: SampledPlan) -> None:

@@ -30,7 +30,6 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.data import Plan, Source
 from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.hooks import Hooks
 from trainable.logged import Log, Sums, close_log, close_run, merge_logged, open_log
@@ -49,6 +48,7 @@ from trainable.seeding import derive_seed
 from trainable.split_sources import HeldOut
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.store.metrics_file import History, Row
+from trainable.streams import Plan, Source
 from trainable.task import Batch, Task
 from trainable.train_state import EpochStart, TrainState
 from trainable.user_code.task_code import task_code

@@ -6,9 +6,9 @@ What must not live here: what becomes of what it yields (`custom_loop.py`).
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -363,9 +363,6 @@ def restored_state(
     return shared if own is None else shared | {PER_RANK: own}
 
 
-_PASSED = frozenset({"__class__", "__pydantic_fields_set__", "__pydantic_private__"})
-
-
 class Reads:
     """The dotted keys that were read.
 
@@ -389,99 +386,86 @@ class Reads:
 def record_reads(config: TrialConfig) -> tuple[TrialConfig, Reads]:
     """Return a configuration that records what is read from it, and the record."""
     reads = Reads()
-    return cast("TrialConfig", _section(config, "", reads)), reads
+    return cast("TrialConfig", _Recording(config, "", reads)), reads
 
 
-class _Source:
-    """The plain section behind a section that records its reads."""
+class _Recording:
+    """Stands for a section of the configuration, and records what is read from it.
 
-    __slots__ = ("plain", "prefix", "reads", "sections")
-
-    def __init__(self, plain: BaseModel, prefix: str, reads: Reads) -> None:
-        self.plain, self.prefix, self.reads = plain, prefix, reads
-        self.sections: dict[str, Any] = {}
-        for name in type(plain).model_fields:
-            value = getattr(plain, name)
-            if isinstance(value, BaseModel):
-                self.sections[name] = _section(value, f"{prefix}{name}.", reads)
-        if isinstance(plain, TaskConfig):
-            self.sections["arguments"] = _Arguments(plain.arguments, prefix, reads)
-
-    def whole(self) -> BaseModel:
-        """Record that all keys of the section were read, and return the plain section."""
-        self.reads.keys.update(f"{self.prefix}{name}" for name in type(self.plain).model_fields)
-        self.reads.keys.update(f"{self.prefix}{name}" for name in self.plain.model_extra or ())
-        return self.plain
-
-
-def _source(section: object) -> _Source:
-    return cast("_Source", object.__getattribute__(section, "__pydantic_private__")["source"])
-
-
-def _section(plain: BaseModel, prefix: str, reads: Reads) -> BaseModel:
-    kind = _recording_class(type(plain))
-    made = kind.__new__(kind)
-    private = {"source": _Source(plain, prefix, reads)}
-    object.__setattr__(made, "__pydantic_private__", private)
-    object.__setattr__(made, "__pydantic_fields_set__", plain.model_fields_set)
-    return made
-
-
-@cache
-def _recording_class(kind: type[BaseModel]) -> type[BaseModel]:
-    """Return a subclass of a section's class whose objects record what is read from them.
-
-    An attribute that is not a field or a property comes from the plain section, and counts as a
-    read of the whole section.
+    To `isinstance` it has the section's class. An attribute that is not a field or a property
+    comes from the plain section, and counts as a read of the whole section.
     """
 
-    def __getattribute__(self: Any, name: str) -> Any:
-        if name in _PASSED:
-            return object.__getattribute__(self, name)
-        source = _source(self)
-        if name in source.sections:
-            return source.sections[name]
-        plain = source.plain
+    __slots__ = ("_plain", "_prefix", "_reads", "_sections")
+    _plain: BaseModel
+    _prefix: str
+    _reads: Reads
+    _sections: dict[str, Any]
+
+    def __init__(self, plain: BaseModel, prefix: str, reads: Reads) -> None:
+        values = {name: getattr(plain, name) for name in type(plain).model_fields}
+        sections: dict[str, Any] = {
+            name: _Recording(value, f"{prefix}{name}.", reads)
+            for name, value in values.items()
+            if isinstance(value, BaseModel)
+        }
+        if isinstance(plain, TaskConfig):
+            sections["arguments"] = _Arguments(plain.arguments, prefix, reads)
+        for slot, value in zip(self.__slots__, (plain, prefix, reads, sections), strict=True):
+            object.__setattr__(self, slot, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._plain)
+
+    def _whole(self) -> BaseModel:
+        """Record that all keys of the section were read, and return the plain section."""
+        names = (*type(self._plain).model_fields, *(self._plain.model_extra or ()))
+        self._reads.keys.update(f"{self._prefix}{name}" for name in names)
+        return self._plain
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._sections:
+            return self._sections[name]
+        plain, kind = self._plain, type(self._plain)
         if name in kind.model_fields or name in (plain.model_extra or ()):
-            source.reads.keys.add(f"{source.prefix}{name}")
+            self._reads.keys.add(f"{self._prefix}{name}")
             return getattr(plain, name)
         found = getattr(kind, name, None)
         if isinstance(found, property) and not hasattr(BaseModel, name):
-            return object.__getattribute__(self, name)  # the property reads fields of `self`
-        if name in namespace:
-            return object.__getattribute__(self, name)
+            assert found.fget is not None
+            return found.fget(self)  # it reads fields of this one
         if hasattr(plain, name):
-            return getattr(source.whole(), name)
-        source.reads.missing.add(f"{source.prefix}{name}")
+            return getattr(self._whole(), name)
+        self._reads.missing.add(f"{self._prefix}{name}")
         return getattr(plain, name)  # raises as the plain section does
 
-    def whole(self: Any) -> BaseModel:
-        return _source(self).whole()
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._plain, name, value)  # refuses it
 
-    def compare(self: Any, other: object) -> bool:
-        other = whole(other) if type(other) is type(self) else other
-        return bool(whole(self) == other)
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._whole())
 
-    namespace = {
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-        "__getattribute__": __getattribute__,
-        "__iter__": lambda self: iter(cast("Any", whole(self))),
-        "__eq__": compare,
-        "__hash__": lambda self: hash(whole(self)),
-        "__copy__": whole,
-        "__deepcopy__": lambda self, memo=None: whole(self).__deepcopy__(memo),
-        "__reduce_ex__": lambda self, protocol: (_plain, (whole(self),)),  # noqa: ARG005
-        "__repr__": lambda self: repr(_source(self).plain),
-        "__str__": lambda self: str(_source(self).plain),
-    }
-    # A plain Python subclass: pydantic builds no schema, and isinstance holds.
-    return type.__new__(type(kind), kind.__name__, (kind,), namespace)
+    def __eq__(self, other: object) -> bool:
+        return self._whole() == other
 
+    def __hash__(self) -> int:
+        return hash(self._whole())
 
-def _plain(section: BaseModel) -> BaseModel:
-    return section
+    def __copy__(self) -> BaseModel:
+        return self._whole()
+
+    def __deepcopy__(self, memo: Any) -> BaseModel:
+        return self._whole().__deepcopy__(memo)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return copy.copy, (self._whole(),)
+
+    def __repr__(self) -> str:
+        return repr(self._plain)
+
+    def __str__(self) -> str:
+        return str(self._plain)
 
 
 class _Arguments(dict[str, Any]):
@@ -491,64 +475,29 @@ class _Arguments(dict[str, Any]):
         super().__init__(arguments)
         self._prefix, self._reads = prefix, reads
 
-    def _record(self, key: object) -> None:
-        known = dict.__contains__(self, key)
-        (self._reads.keys if known else self._reads.missing).add(f"{self._prefix}{key}")
+    def record(self, *keys: object) -> None:
+        """Record that some keys were read."""
+        for key in keys:
+            known = dict.__contains__(self, key)
+            (self._reads.keys if known else self._reads.missing).add(f"{self._prefix}{key}")
 
-    def _all(self) -> dict[str, Any]:
-        plain = {key: dict.__getitem__(self, key) for key in dict.keys(self)}
-        self._reads.keys.update(f"{self._prefix}{key}" for key in plain)
-        return plain
+    def __reduce_ex__(self, _: Any) -> Any:
+        return dict, (self.copy(),)
 
-    def __getitem__(self, key: str) -> Any:
-        self._record(key)
-        return super().__getitem__(key)
 
-    def __contains__(self, key: object) -> bool:
-        self._record(key)
-        return super().__contains__(key)
+def _recorded(name: str, *, reads_all: bool) -> Callable[..., Any]:
+    """Return a method of a dict that records what it reads: all keys, or its first argument."""
+    method = getattr(dict, name)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self._record(key)
-        return super().get(key, default)
+    def read(self: _Arguments, *given: Any) -> Any:
+        self.record(*(dict.keys(self) if reads_all else given[:1]))
+        return method(self, *given)
 
-    def pop(self, key: str, *default: Any) -> Any:
-        self._record(key)
-        return super().pop(key, *default)
+    return read
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        self._record(key)
-        return super().setdefault(key, default)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def keys(self) -> Any:
-        return self._all().keys()
-
-    def values(self) -> Any:
-        return self._all().values()
-
-    def items(self) -> Any:
-        return self._all().items()
-
-    def popitem(self) -> tuple[str, Any]:
-        self._all()
-        return super().popitem()
-
-    def copy(self) -> dict[str, Any]:
-        return self._all()
-
-    def __or__(self, other: Any) -> Any:
-        return self._all() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self._all()
-
-    def __eq__(self, other: object) -> bool:
-        return self._all() == other
-
-    __hash__ = None
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (self._all(),)
+for _name in ("__getitem__", "__contains__", "get", "pop", "setdefault"):
+    setattr(_Arguments, _name, _recorded(_name, reads_all=False))
+_WHOLE = ("__iter__", "keys", "values", "items", "popitem", "copy", "__or__", "__ror__", "__eq__")
+for _name in _WHOLE:
+    setattr(_Arguments, _name, _recorded(_name, reads_all=True))

@@ -33,13 +33,11 @@ from trainable.errors import ConfigError, TaskError
 from trainable.group_joining import hidden_group
 from trainable.task import Task
 from trainable.user_code.task_code import task_code
-from trainable.user_code.task_import import import_own, nearest
+from trainable.user_code.task_import import import_own, listed, nearest
 
 Scalar = float | Tensor
 
 _EPS = 1e-6  # added to the norm against division by zero, as in torch's clip_grad_norm_
-_FUSED = ("sgd", "adam", "adamw", "adafactor", "lamb", "lion")
-"""Optimizers built below with options of ours, and with fused kernels where they exist."""
 _FUSED_WHEN_SHARDED = ("adam", "adamw")
 """Those whose fused kernels take sharded parameters."""
 _KERNELS = {"fused", "foreach", "differentiable"}
@@ -144,13 +142,7 @@ def _construct(
         given = {**config.model_dump(exclude={"name", "arguments"}), **config.arguments}
         return _made(kind, config, groups, checked_options(config, kind, given))
     arguments = checked_options(config, kind, config.arguments)
-    if config.name not in _FUSED:
-        return _made(kind, config, groups, {**torch_options(config, kind), **arguments})
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.eps is not None:
-        options["eps"] = (None, config.eps) if config.name == "adafactor" else config.eps
-    if config.betas is not None:
-        options["betas"] = config.betas
+    options = torch_options(config, kind)
     # Fused kernels exist for CPU and CUDA. They honour `found_inf`, with which `step.py` stops an
     # update on the device without a synchronisation. Elsewhere None, not False: with None, torch
     # uses foreach kernels where the device has them.
@@ -162,9 +154,7 @@ def _construct(
         fused = None
     match config.name:
         case "sgd":
-            for unused in ("eps", "betas"):
-                options.pop(unused, None)
-            options |= {"momentum": config.momentum, "nesterov": config.nesterov}
+            options["nesterov"] = config.nesterov
             # When fp16 overflows on the first step, torch's fused kernel uses uninitialised memory
             # as momentum. Start from zero instead: the first real step then sets it to the
             # gradient, as torch does. With dampening it would not; lazy parameters have no shape.
@@ -183,10 +173,8 @@ def _construct(
             return sgd
         case "adam" | "adamw":
             options["fused"] = fused
-        case "adafactor":
-            options.pop("betas", None)
-        case "lion":
-            options.pop("eps", None)
+        case "adafactor" if config.eps is not None:
+            options["eps"] = None, config.eps
         case "lamb":
             # Without it the package divides the step, not the moment, by 1 - beta1 ** t. The trust
             # ratio has already normalised the update: the first step would be 10 lr.
@@ -486,9 +474,6 @@ def _checked(value: Any, parameter: inspect.Parameter | None, place: str) -> Any
     )
 
 
-_SHOWN = 3
-
-
 class CombinedOptimizer:
     """Several optimizers that step one after the other; it stands in for a single one.
 
@@ -583,7 +568,7 @@ def _check_parameters(given: list[Tensor], model: nn.Module) -> None:
     twice = [names.get(key, "one outside the model") for key, n in counts.items() if n > 1]
     if twice:
         raise TaskError(
-            f"build_optimizer() gives {_listed(twice)} to two optimizers; each parameter is "
+            f"build_optimizer() gives {listed(twice)} to two optimizers; each parameter is "
             "trained by one; list it once"
         )
     missing = [
@@ -591,15 +576,10 @@ def _check_parameters(given: list[Tensor], model: nn.Module) -> None:
     ]
     if missing:
         raise TaskError(
-            f"build_optimizer() gives {_listed(missing)} to no optimizer, and requires_grad is "
+            f"build_optimizer() gives {listed(missing)} to no optimizer, and requires_grad is "
             "set; a parameter that receives gradients is trained; add it to an optimizer, or "
             "freeze it in build_model() with requires_grad_(False)"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join([*names[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def has_modes(optimizer: torch.optim.Optimizer) -> bool:

@@ -11,9 +11,10 @@ import math
 from fractions import Fraction
 
 from trainable.config import BudgetConfig
-from trainable.data import Plan, WindowPlan
+from trainable.data import WindowPlan
 from trainable.errors import ConfigError
 from trainable.schedule import Schedule
+from trainable.streams import Plan
 from trainable.train_state import TrainProgress
 
 

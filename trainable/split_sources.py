@@ -16,9 +16,7 @@ from trainable.averaging import averaging_plan
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import (
     IndexPlan,
-    Plan,
     SampledPlan,
-    Source,
     SplitReading,
     WindowPlan,
     open_source,
@@ -31,7 +29,7 @@ from trainable.report_plan import ReportPlan
 from trainable.schedule import check_length
 from trainable.seeding import derive_seed, set_seed
 from trainable.splits import is_stream
-from trainable.streams import StreamPlan, open_stream
+from trainable.streams import Plan, Source, StreamPlan, open_stream
 from trainable.task import Data, Task, check_split, is_loader
 from trainable.user_code.task_import import no_exit
 

@@ -12,15 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from trainable.built import summary_of
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import MicroBatches, SplitReading, end_loader_with_parent, move, pin
+from trainable.data import (
+    LoaderSource,
+    MicroBatches,
+    SampledPlan,
+    SplitReading,
+    TensorSource,
+    WindowPlan,
+    end_loader_with_parent,
+    first_tensor,
+    move,
+    pin,
+)
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_state import dumps, loads
 from trainable.ranks import ALIKE_REMEDY, ALONE, WHOLE, Ranks, RankShare
@@ -298,6 +308,12 @@ def open_stream(
     return StreamSource(stream, plan, format, device=how.device, loader=loader, ranks=ranks)
 
 
+Source = TensorSource | LoaderSource | StreamSource
+"""The windows of a split, with their micro-batches on the device."""
+Plan = WindowPlan | SampledPlan | StreamPlan
+"""The assignment of samples to windows."""
+
+
 def first_items(stream: Any, most: int) -> list[Any]:
     """Return the first items of a stream."""
     with data_code("the first samples of the stream"):
@@ -309,16 +325,7 @@ def stream_name(stream: object) -> str:
     return f"a stream of type {type(stream).__name__}"
 
 
-class _Summarised(Protocol):
-    """A window with a summary of its items; None for all but the first one that is read."""
-
-    summary: Any
-
-
-Read = TypeVar("Read", bound=_Summarised)
-
-
-def _alike_on_ranks(windows: Iterator[Read], name: str, ranks: Ranks) -> Iterator[Read]:
+def _alike_on_ranks(windows: Iterator[Window], name: str, ranks: Ranks) -> Iterator[Window]:
     """Yield the windows of a stream while every rank has one; every rank must iterate."""
     if ranks.size == 1:
         yield from windows
@@ -536,17 +543,5 @@ def load_state(stream: Any, state: Any) -> None:
 
 def _batch_length(batch: Any) -> int:
     """Return the samples of a batch: the length of its first tensor; 1 without a tensor."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, dict) else batch
-    if isinstance(batch, dict | list | tuple):
-        return next((_batch_length(part) for part in parts if _has_tensor(part)), 1)
-    return 1
-
-
-def _has_tensor(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_tensor, value))
-    return isinstance(value, Tensor)
+    found = first_tensor(batch)
+    return 1 if found is None or found.ndim == 0 else len(found)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.base_run import describe
-from trainable.data import Source
+from trainable.base_run import BestSoFar, describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
@@ -31,8 +30,10 @@ from trainable.optim import OptimizerState, evaluated_weights, members, modal_pa
 from trainable.reachable import signatures_once, tensor_signature
 from trainable.step import Step
 from trainable.store.snapshot import snapshot
+from trainable.streams import Source
 from trainable.task import Batch, Data, Task
 from trainable.user_code.fingerprint import tensor_digest
+from trainable.user_code.task_import import listed
 
 if TYPE_CHECKING:
     pass
@@ -51,7 +52,7 @@ _TRAINED = "trained_weights"
 
 
 @dataclass
-class TrainProgress:
+class TrainProgress(BestSoFar):
     """The counters and last metrics of a run: plain values, saved and restored unchanged."""
 
     step: int = 0
@@ -64,8 +65,6 @@ class TrainProgress:
     """Reports made."""
     since_report: int = 0
     """Windows consumed since the last report, skipped ones included."""
-    since_best: int = 0
-    """Reports since the best one."""
     batch_size: int = 0
     """Samples in each window; 0 before the first one."""
     samples: int = 0
@@ -78,10 +77,6 @@ class TrainProgress:
     """Steps with a clipped gradient since the last report."""
     reported_step: int = 0
     """Steps taken at the last report."""
-    best: float | None = None
-    """Best value of the metric so far."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last report."""
     evaluated: list[str] = field(default_factory=list)
     """Names of the metrics that `evaluate()` returned; empty before it was called."""
     epoch_begun: bool = False
@@ -317,18 +312,6 @@ def _can_load(state: dict[str, Any]) -> bool:
     return True
 
 
-def check_read_back(
-    task: Task, model: nn.Module, fresh: nn.Module, objects: dict[str, Any]
-) -> None:
-    """Load a model's state into a newly built model, as a resumed run does."""
-    state = model_state(model)
-    try:
-        run_objects(task, fresh, whole_task=False).load_state_dict(objects)
-        load_model_state(fresh, state)
-    except (RuntimeError, ValueError, LookupError, AttributeError, CheckpointError) as problem:
-        raise _unreadable(problem) from problem
-
-
 def check_loading(model: nn.Module) -> None:
     """Check that a model can load its own state, before its first checkpoint relies on it.
 
@@ -421,9 +404,6 @@ def restore_random(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal.tolist()), gauss))
 
 
-_SHOWN = 3
-
-
 class FrozenBase:
     """What of a model is as the task built it.
 
@@ -467,12 +447,10 @@ def completed(
         if not isinstance(found.get(name), Tensor) or tensor_digest(found[name]) != digest
     ]
     if different:
-        more = len(different) - _SHOWN
-        listed = ", ".join([*different[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
         files = ", ".join(f"{path} (sha256 {one[:12]}...)" for path, one in base["files"].items())
         raise CheckpointError(
             f"the checkpoint has only what was trained (checkpoint.parameters: trained), and the "
-            f"task now builds another base than the one it was trained on: {listed}; "
+            f"task now builds another base than the one it was trained on: {listed(different)}; "
             + (f"its files were {files}; " if files else "")
             + "restore the weights from which build_model() took it; a base that is drawn at "
             "random is another one for each seed and needs checkpoint.parameters: all"

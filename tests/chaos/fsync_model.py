@@ -50,7 +50,7 @@ def save(store: Any, step: int, value: float) -> None:
     import torch
 
     state = {"step": step, "weights": torch.arange(3000.0) + step}
-    store.maybe_save(lambda: state, step=step, epoch=step, value=value)
+    store.save(lambda: state, step=step, reports=step, value=value)
     store.wait()
 
 

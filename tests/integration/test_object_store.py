@@ -90,7 +90,7 @@ def _reader(run: Path) -> CheckpointStore:
 
 def _save(store: CheckpointStore, step: int, value: float, size: int = 4):
     state = {"step": step, "model": {"weight": torch.arange(float(size)) + step}}
-    store.maybe_save(lambda: state, step=step, epoch=step, value=value)
+    store.save(lambda: state, step=step, reports=step, value=value)
     store.wait()
     return store.pointer
 

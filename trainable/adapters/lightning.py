@@ -51,6 +51,7 @@ from trainable.adapters.lightning_module import (
     tell_rank,
 )
 from trainable.config import TrainConfig
+from trainable.data import first_tensor
 from trainable.errors import ConfigError, TaskError
 from trainable.logged import Sums, add_value, is_reported_name
 from trainable.parallel.rank_group import ranks_here
@@ -106,7 +107,7 @@ class LightningTask(Task):
         """
         if isinstance(graphs := getattr(batch, "num_graphs", None), int):
             return graphs
-        found = _first_tensor(batch)
+        found = first_tensor(batch)
         if found is None or found.ndim == 0:
             raise TaskError(
                 f"a batch of type {type(batch).__name__} holds no tensor whose first dimension "
@@ -277,9 +278,7 @@ class LightningTask(Task):
         self._at_epoch_end = False
         self._step_schedulers("epoch", self.epoch + 1)
 
-    def log_value(
-        self, module: nn.Module, name: str, value: Any, options: Mapping[str, Any]
-    ) -> None:
+    def log_value(self, module: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
         """Log what the module gives to `self.log`, as Lightning would, or raise a `TaskError`."""
         at_end = self._at_epoch_end or self._validating
         on_epoch = options.get("on_epoch")
@@ -391,15 +390,6 @@ def _averages(sums: Sums) -> dict[str, Any]:
         name: total if weights is None else total / weights
         for name, (total, weights) in sums.items()
     }
-
-
-def _first_tensor(batch: Batch) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(parts, Iterable) or isinstance(parts, str):
-        return None
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
 def _loader(source: Any, name: str, *, shuffled: bool) -> DataLoader[Any]:

@@ -11,7 +11,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainable.errors import TaskError
 from trainable.parallel.rank_group import ranks_here
+
+if TYPE_CHECKING:
+    from trainable.adapters.lightning import LightningTask
 
 OWN_LOOP = "write your own loop (docs/guides/own-loop.md)"
 _ON_STEP_END = "define on_step_end(self, step) in the task"
@@ -61,23 +64,10 @@ _OF_DATA = (
 _PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
 
 
-class Owner(Protocol):
-    """The task of a module."""
-
-    epoch: int
-    step: int
-
-    def log_value(self, module: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
-        """Log a value of the module's code."""
-
-    def trainer_value(self, name: str) -> Any:
-        """Return an attribute of the module's trainer."""
-
-
 class _TrainerView:
     """Stands for `self.trainer`: has a few of its attributes, and refuses the others by name."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: LightningTask) -> None:
         self._owner = owner
 
     def __getattr__(self, name: str) -> Any:
@@ -187,8 +177,8 @@ class _Bound:
     def manual_backward(self, *_: Any, **__: Any) -> None:
         raise TaskError(_uncallable("self.manual_backward()"))
 
-    def _owner_now(self) -> Owner:
-        owner: Owner | None = self._owner()
+    def _owner_now(self) -> LightningTask:
+        owner: LightningTask | None = self._owner()
         assert owner is not None  # it outlives its model
         return owner
 
@@ -200,7 +190,7 @@ def _uncallable(what: str) -> str:
     )
 
 
-def bind(module: Any, owner: Owner) -> None:
+def bind(module: Any, owner: LightningTask) -> None:
     """Let what a module calls of Lightning lead to a task. Its class keeps its name."""
     kind = type(module)
     own = {"_owner": weakref.ref(owner), "__module__": kind.__module__, "__doc__": kind.__doc__}

@@ -18,9 +18,9 @@ from trainable.built import summarise_data
 from trainable.check.findings import CheckRequest, Findings
 from trainable.check.first_batches import FirstBatches, ObservedStep, checkpoint_bytes
 from trainable.check.task_checks import check_stream, quick_check
-from trainable.check.testing import check_task
+from trainable.check.testing import check_contract
 from trainable.config import TaskConfig, TrialConfig
-from trainable.data import Plan, SampledPlan, check_sampler
+from trainable.data import SampledPlan, check_sampler
 from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
 from trainable.find_task import default_arguments, load_loop, load_task
 from trainable.logged import collecting
@@ -33,7 +33,7 @@ from trainable.schedule import Schedule
 from trainable.split_sources import check_batch_size_applies, check_steps
 from trainable.step import Step
 from trainable.store.sharded_state import largest_part_bytes
-from trainable.streams import StreamSource
+from trainable.streams import Plan, StreamSource
 from trainable.user_code.fingerprint import code_digests
 
 
@@ -66,9 +66,7 @@ def examine(request: CheckRequest) -> Findings:
         check_loop(config, loop)
         # a custom loop's sizes are known only by running it, which would train
         return Findings(own_loop=True, code=code_digests(name))
-    # compiling takes minutes, and loader processes take seconds to start
-    loader = config.train.loader.model_copy(update={"num_workers": 0})
-    plain = config.train.model_copy(update={"compile": False, "loader": loader})
+    plain = config.train.in_one_process()
     started = time.perf_counter()
     parts = build_parts(
         config.model_copy(update={"train": plain}),
@@ -157,7 +155,7 @@ class Look:
         )
         if request.thorough:
             task = load_task(name, config.task.arguments)
-            check_task(task, seed=config.seed, config=config.train)
+            check_contract(task, config)
         return found
 
 

@@ -10,6 +10,7 @@ import math
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -103,7 +104,8 @@ class FirstBatches:
         self._is_rehearsed = isinstance(step, ObservedStep)
         workers = config.train.loader.num_workers
         self._step = step if isinstance(step, ObservedStep) else ObservedStep(step, workers)
-        self._reported: set[str] = set()
+        self.reported: set[str] = set()
+        """The names of the metrics that the first batches have reported."""
         self.cautions: list[str] = []
         """What failed, a sentence each. With other hyperparameters it may not."""
         self.costs: dict[str, Any] = {}
@@ -147,7 +149,7 @@ class FirstBatches:
             return False
         logged = log.take() | log.take_epoch()
         layers = LayerNorms(step.model, step.parameters).present()
-        self._reported |= logged.keys() | reported_names(parts, config, layers)
+        self.reported |= logged.keys() | reported_names(parts, config, layers)
         return True
 
     def _note_steps(self) -> None:
@@ -183,7 +185,7 @@ class FirstBatches:
             self.costs["evaluation_seconds"] = min(seconds) * parts.val.plan.windows
         (logged,) = means([log.take()])
         reported = merge_logged(metrics, logged, "evaluate()")
-        self._reported |= reported.keys()
+        self.reported |= reported.keys()
         self.cautions += [
             f"{name} is {reported[name]} for the first validation batch, after the first steps; "
             "a metric must be a finite number; look for a division by 0, such as the recall of a "
@@ -208,7 +210,7 @@ class FirstBatches:
 
         A task may report a metric for some batches only. Then its module has the metric's name.
         """
-        reported, task = self._reported, self._parts.task
+        reported, task = self.reported, self._parts.task
         for metric in self._config.metrics:
             name = metric.removeprefix("val/")
             lacks_prefix = f"val/{metric}" in reported
@@ -321,15 +323,18 @@ class _TooSlow(Exception):
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `_TooSlow` in the main thread after so many seconds."""
+    """Raise `_TooSlow` after so many seconds, in the main thread: no other receives a signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def stop(*_: object) -> None:
         raise _TooSlow
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, left)
         signal.signal(signal.SIGALRM, before)

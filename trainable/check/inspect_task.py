@@ -40,7 +40,8 @@ def inspect_task(request: CheckRequest) -> Findings:
         ForkEnded: The task ended the process that built it.
     """
     from trainable.check.examine import Look, examine_or_refuse
-    from trainable.check.rehearsal import in_fork, rehearse_all
+    from trainable.check.rehearsal import rehearse_all
+    from trainable.fork_call import in_fork
 
     config = request.config
     is_alike = config.workers == 1 and config.train.sharding == "none"
@@ -78,7 +79,7 @@ def _with_rehearsals(found: Findings, rehearsed: Sequence[Rehearsal], resumed: b
 def _step_memory(config: TrialConfig) -> dict[str, Any]:
     """Measure the GPU memory of a step of a trial, in a process of its own."""
     from trainable.check.memory_probe import measure_step
-    from trainable.check.rehearsal import ForkEnded, in_fork
+    from trainable.fork_call import ForkEnded, in_fork
 
     with suppress(ForkEnded):
         found: dict[str, Any] = in_fork(measure_step, config, quiet=False)
@@ -116,7 +117,7 @@ def _main() -> None:
         os.register_at_fork(after_in_child=replies.close)
         os.dup2(2, 1)
         load_training()
-        from trainable.check.rehearsal import ForkEnded, keep_to_one_thread
+        from trainable.fork_call import ForkEnded, keep_to_one_thread
 
         keep_to_one_thread()
         prepare_process()

@@ -6,23 +6,18 @@ What must not live here: what follows from it for trials that share a GPU
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
-from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
-from trainable.build import build_parts, build_step
+from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.data import Source
 from trainable.errors import OutOfMemory
-from trainable.hooks import Hooks
-from trainable.logged import collecting
+from trainable.loop import Trainer
 from trainable.memory import CONTEXT_BYTES, release_memory
-from trainable.optim import evaluated_weights
 from trainable.precision import find_device
-from trainable.step import Step, translate_torch_errors
 
 
 def measure_step(config: TrialConfig, device: torch.device | None = None) -> dict[str, int | str]:
@@ -57,33 +52,17 @@ def run_two_steps(config: TrialConfig, device: torch.device) -> None:
     The optimizer makes its state at the end of the first step. Only the second step has weights,
     gradients, that state and activations at once.
     """
-    loader = config.train.loader.model_copy(update={"num_workers": 0})
-    train = config.train.model_copy(update={"compile": False, "loader": loader})
-    with translate_torch_errors(device):
-        parts = build_parts(config.model_copy(update={"train": train}), device=device)
-        with contextlib.closing(parts.train), contextlib.closing(parts.val):
-            step = build_step(parts, train)
-            with collecting(parts.task) as log:
-                hooks = Hooks(parts.task, log, parts.model, step.parameters)
-                windows = chain(parts.train.windows(0), parts.train.windows(1))
-                hooks.epoch_start(0)
-                for number, window in enumerate(islice(windows, 2), start=1):
-                    step(window, number)
-                    hooks.step_end(number)
-                hooks.epoch_end(0)
-                if step.average is not None:
-                    step.average.count = 1  # whatever its start: evaluation copies the weights
-                log.prefix = "val/"
-                _evaluate(step, parts.val)
-
-
-def _evaluate(step: Step, source: Source) -> None:
-    batches: Iterator[object] = (batch for window in source.windows(0) for batch in window)
-    average = contextlib.nullcontext() if step.average is None else step.average.in_model()
-    step.model.eval()
-    weights = evaluated_weights(step.optimizer)  # keeps a copy, too
-    with weights, average, torch.no_grad(), step.precision.autocast():
-        step.task.evaluate(step.model, islice(batches, 1))
+    config = config.model_copy(update={"train": config.train.in_one_process()})
+    with TemporaryDirectory(prefix="memory-") as name:
+        trainer = open_trainer(config, Path(name), device=str(device))
+        assert isinstance(trainer, Trainer)  # a custom loop is not measured
+        with trainer:
+            trainer.shorten(2, 2)
+            trainer.store.save = lambda *_, **__: None  # type: ignore[method-assign]
+            if trainer._step.average is not None:
+                trainer._step.average.count = 1  # whatever its start: evaluation copies weights
+            for _ in trainer.events():
+                pass
 
 
 def _outside(device: torch.device) -> int:
@@ -100,12 +79,10 @@ def _outside(device: torch.device) -> int:
 def _used_by_this_process(device: torch.device) -> int | None:
     """Return the device memory of this process as NVML reports it.
 
-    None without NVML, and in a container with its own process numbers.
+    None without a driver, and in a container with its own process numbers.
     """
-    try:
-        import pynvml
-    except ImportError:
-        return None
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -10,22 +10,15 @@ not live here: what a state has (`train_state.py`), and how states differ (`comp
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import shutil
-import signal
-import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch._dynamo  # each optimizer needs it: imported once, and not in each fork
@@ -39,10 +32,9 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import OPTIMIZER_DEFAULTS, Interval, OptimizerConfig, TrialConfig, is_own
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
+from trainable.fork_call import ForkEnded, in_fork
 from trainable.loop import Trainer
 from trainable.optim import OWN_LOOP, builds_own
-from trainable.process_start import end_with_parent
-from trainable.seeding import reseed
 from trainable.store.snapshot import num_bytes
 from trainable.task import Task
 from trainable.watch.diagnostics import MEASURED
@@ -180,100 +172,16 @@ def _in_time(deadline: float, *arguments: Any) -> _Trained | None:
 
 def _alone(config: TrialConfig) -> TrialConfig:
     """Return a configuration for one process that saves after the first windows."""
-    loader = config.train.loader.model_copy(update={"num_workers": 0})
-    changes = {"compile": False, "loader": loader, "sharding": "none", "deterministic": True}
+    changes = {"sharding": "none", "deterministic": True}
     every = Interval(count=_BEFORE, unit="step")
     return config.model_copy(
         update={
-            "train": config.train.model_copy(update=changes),
+            "train": config.train.in_one_process().model_copy(update=changes),
             "checkpoint": config.checkpoint.model_copy(update={"every": every, "keep": 9}),
             "workers": 1,
             "patience": None,
         }
     )
-
-
-class ForkEnded(Exception):
-    """A fork of this process ended without an answer, or was late."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
-        """The exit code; negative for a signal."""
-
-
-_threads: int | None = None
-"""How many threads forks have; None: as many as this process."""
-
-
-def keep_to_one_thread() -> None:
-    """Let this process compute in one thread, and its forks in as many as it would.
-
-    A fork has none of the threads of a process, and would wait for them for ever.
-    """
-    global _threads
-    _threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-
-def in_fork(
-    function: Callable[..., Any],
-    *arguments: Any,
-    deadline: float = math.inf,
-    quiet: bool = True,
-) -> Any:
-    """Return what a function returns in a fork of this process, which then is killed.
-
-    Raises:
-        ForkEnded: It has ended, as where the function raises, or did not answer in time.
-    """
-    ours, theirs = Pipe(duplex=False)
-    with ours:
-        if not (pid := os.fork()):
-            _answer(theirs, function, arguments, quiet=quiet)
-        theirs.close()
-        status, left = None, deadline - time.monotonic()
-        try:
-            if ours.poll(None if left == math.inf else max(0.0, left)):
-                return ours.recv()
-        except EOFError:  # the task has ended its process
-            _, status = os.waitpid(pid, 0)
-        finally:
-            with contextlib.suppress(OSError):  # what the task has left
-                if status is None:
-                    os.kill(pid, signal.SIGKILL)
-                os.killpg(pid, signal.SIGKILL)
-            if status is None:
-                os.waitpid(pid, 0)
-    raise ForkEnded(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
-
-
-def _answer(
-    answers: Connection, function: Callable[..., Any], arguments: Sequence[Any], *, quiet: bool
-) -> NoReturn:
-    """Send what a function returns, and end this process."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        end_with_parent()
-        if quiet:  # what ends the task is printed where it is examined
-            null = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(null, stream)
-        reseed()
-        if _threads is not None:
-            torch.set_num_threads(_threads)
-        warnings.simplefilter("ignore")
-        answers.send(function(*arguments))
-        code = 0
-    # whatever the user's code raises, this process must not go on as its parent
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 def _train(

@@ -54,6 +54,7 @@ from trainable.streams import StreamReader, StreamSource, first_items, stream_na
 from trainable.task import Batch, Data, Task
 from trainable.train_state import check_state
 from trainable.user_code.task_code import task_code
+from trainable.user_code.task_import import listed
 
 if TYPE_CHECKING:
     from trainable.build import Parts
@@ -414,7 +415,6 @@ def _read_some(reader: StreamReader) -> list[Any]:
 _CODE = (type, types.ModuleType, types.FunctionType)
 _CALLS = 8
 """The losses that are looked at: walking their graphs takes time."""
-_SHOWN = 3
 
 
 class Untrained:
@@ -492,20 +492,19 @@ def _described(task: Task, found: list[Tensor]) -> str:
         wanted[id(leaf)] = place
         roots[root] = f"*{root}.parameters()" if root != place else root
     names = list(wanted.values())
-    more = [f"and {len(names) - _SHOWN} more"] * (len(names) > _SHOWN)
-    listed = ", ".join(roots.values()) or "..."
+    lines = ", ".join(roots.values()) or "..."
     if builds_own(task):
-        line = f"add `[{listed}]` to the parameters of an optimizer in build_optimizer()"
+        line = f"add `[{lines}]` to the parameters of an optimizer in build_optimizer()"
     elif type(task).param_groups is not Task.param_groups:
-        line = f'add `{{"params": [{listed}]}}` to the list that param_groups() returns'
+        line = f'add `{{"params": [{lines}]}}` to the list that param_groups() returns'
     else:
         line = (
             "write `def param_groups(self, model): return [*super().param_groups(model), "
-            f'{{"params": [{listed}]}}]`'
+            f'{{"params": [{lines}]}}]`'
         )
     frozen = " and ".join(f"`{root}.requires_grad_(False)`" for root in roots)
     return (
-        f"loss() gives gradients to {', '.join([*names[:_SHOWN], *more])}, in no optimizer, which "
+        f"loss() gives gradients to {listed(names)}, in no optimizer, which "
         f"would never change; what is trained is in a parameter group; {line}, or freeze what is "
         f"not to be trained with {frozen or 'requires_grad_(False)'}"
     )

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainable.data import Plan, SampledPlan
+from trainable.data import SampledPlan
 from trainable.errors import ConfigError, TaskError
 from trainable.ranks import ALIKE_REMEDY
 from trainable.reachable import tensor_signature
+from trainable.streams import Plan
 from trainable.user_code.fingerprint import differences
+from trainable.user_code.task_import import listed
 
 if TYPE_CHECKING:
     from trainable.step import Step
 
-_SHOWN = 3
 _NORMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -31,10 +32,8 @@ def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
     first, *others = summaries
     for rank, other in enumerate(others, 1):
         if first and other and (found := differences(first, other)):
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise ConfigError(
-                f"rank {rank} builds something else than rank 0 ({', '.join(found[:_SHOWN])}"
-                f"{more}); {ALIKE_REMEDY}",
+                f"rank {rank} builds something else than rank 0 ({listed(found)}); {ALIKE_REMEDY}",
                 key="task",
             )
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from trainable.config import ClipConfig
-from trainable.data import Source
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
 from trainable.logged import muted
@@ -32,7 +31,7 @@ from trainable.parallel.sharding import (
 from trainable.ranks import Ranks
 from trainable.seeding import seeded
 from trainable.step import LeftOut, Step, StepParts
-from trainable.streams import StreamSource
+from trainable.streams import Source, StreamSource
 from trainable.task import Batch
 
 _CONSTANT = (

@@ -347,11 +347,11 @@ class TrialRun:
             has_lost=lambda: bool(self._call("has_lost")),
         )
 
-    def _leave_ranks(self, error: BaseException | None = None) -> None:
+    def _leave_ranks(self) -> None:
         """Leave the other ranks, which end the run, too."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
-            ranks.close(error)
+            ranks.close()
         if self._has_others:
             self._has_others = False
             self._call("leave")

@@ -17,7 +17,7 @@ import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -264,6 +264,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the most similar known word, or ""."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+_SHOWN = 3
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join([*names[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 _OURS = frozenset({"trainable", "sweeps", "tracking", "redaction"})

@@ -85,12 +85,11 @@ def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]
     directory.mkdir(parents=True)
     store = CheckpointStore(directory, CheckpointConfig(keep=len(values)), metric="val/loss")
     for epoch, value in enumerate(values, start=1):
-        store.maybe_save(
+        store.save(
             lambda: {"step": torch.ones(())},
             step=epoch * 10,
-            epoch=epoch,
+            reports=epoch,
             value=value,
-            new_best=True,
         )
     store.close()
     return sweep, [Path(one.address) for one in CheckpointStore(directory).generations()]

@@ -11,6 +11,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
+from tests.fake_checkpoints import save_if_due
 from tests.saved_objects import Seen
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
@@ -87,8 +88,8 @@ def _store(directory, files, every="1 step", **options):
     return CheckpointStore(directory, config, metric="val/loss", files=files, **options)
 
 
-def _maybe_save(store, step, state=dict, **options):
-    return store.maybe_save(state, step=step, epoch=0, **options)
+def _save_if_due(store, step, state=dict, **options):
+    return save_if_due(store, state, step=step, epoch=0, **options)
 
 
 @pytest.mark.seeds("S16 asynchronous")
@@ -214,7 +215,7 @@ def test_parameters_are_copied_before_the_next_forward(
 def test_pointer_names_only_what_is_committed(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    assert _maybe_save(store, 1)
+    assert _save_if_due(store, 1)
     assert files.reached.wait(30)
     assert store.pointer is None
     assert store.newest() is None
@@ -227,9 +228,9 @@ def test_pointer_names_only_what_is_committed(tmp_path):
 def test_one_write_at_a_time_and_the_next_waits(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    _maybe_save(store, 1)
+    _save_if_due(store, 1)
     second = threading.Thread(
-        target=_maybe_save, args=(store, 2, lambda: order.append("copied") or {})
+        target=_save_if_due, args=(store, 2, lambda: order.append("copied") or {})
     )
     order = []
     assert files.reached.wait(30)
@@ -248,18 +249,18 @@ def test_interval_in_seconds_never_blocks_training(tmp_path):
     saves = []
     for step in range(1, 5):
         now[0] += 1.0
-        saves.append(_maybe_save(store, step))
+        saves.append(_save_if_due(store, step))
     assert saves == [True, False, False, False]
     files.gate.set()
-    assert _maybe_save(store, 5, new_best=True)  # a best is never left out; it waits
+    assert _save_if_due(store, 5, new_best=True)  # a best is never left out; it waits
     store.wait()
     assert [g.step for g in store.generations()] == [1, 5]
 
 
 def test_end_waits_for_its_commit(tmp_path):
     store = _store(tmp_path, None)
-    _maybe_save(store, 1)
-    _maybe_save(store, 2, final=True)
+    _save_if_due(store, 1)
+    _save_if_due(store, 2, final=True)
     assert store.pointer == store.newest().pointer
     assert store.pointer.step == 2
 
@@ -272,13 +273,13 @@ def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy)
     assert reports[-1].checkpoint.step == reports[-1].step
 
 
-@pytest.mark.parametrize("meet", ["wait", "maybe_save"])
+@pytest.mark.parametrize("meet", ["wait", "is_due"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
     store = _store(tmp_path, Full.of(tmp_path))
-    _maybe_save(store, 1)
-    _maybe_save(store, 2)
+    _save_if_due(store, 1)
+    _save_if_due(store, 2)
     with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
-        store.wait() if meet == "wait" else _maybe_save(store, 3)
+        store.wait() if meet == "wait" else _save_if_due(store, 3)
     store.wait()
     assert CheckpointStore(tmp_path).newest().step == store.pointer.step == 1
 
@@ -288,8 +289,8 @@ def test_full_disk_during_a_tensor_keeps_no_partial_state(tmp_path, layer):
     bucket = NarrowBucket(MemoryFileSystem(), tmp_path)
     files = NarrowDirectory.of(tmp_path) if layer == "directory" else bucket
     store = _store(tmp_path, files)
-    _maybe_save(store, 1)
-    _maybe_save(store, 2, lambda: {"weights": torch.ones(2**19)})
+    _save_if_due(store, 1)
+    _save_if_due(store, 2, lambda: {"weights": torch.ones(2**19)})
     with pytest.raises(StorageError, match=r"step 2 \(2097152 bytes\) .*No space left"):
         store.wait()
     assert store.pointer.step == store.newest().step == 1
@@ -324,7 +325,7 @@ def test_unserializable_state_is_an_error(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"step 1 failed .*earlier checkpoints are untouched"
     ):
-        _maybe_save(store, 1, lambda: {"x": _Unpicklable()}, final=True)
+        _save_if_due(store, 1, lambda: {"x": _Unpicklable()}, final=True)
 
 
 class _Unpicklable:
@@ -345,7 +346,7 @@ def test_rows_are_durable_before_the_checkpoint(tmp_path):
 
     store = _store(tmp_path, Noting.of(tmp_path))
     store.before_commit = lambda: order.append("rows")
-    _maybe_save(store, 1, final=True)
+    _save_if_due(store, 1, final=True)
     assert order == ["rows", "commit"]
 
 
@@ -401,7 +402,7 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
     store.async_copy_keys = ["moments"]
-    assert _maybe_save(store, 1)
+    assert _save_if_due(store, 1)
     store.wait_for_copy()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()

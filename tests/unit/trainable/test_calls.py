@@ -16,7 +16,6 @@ from torch.utils.data import default_collate
 
 from trainable.build import build_parts, check_loop
 from trainable.calls import HOOKS, TASK_CALLS
-from trainable.check.testing import check_task
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.task import Data, Task
@@ -74,8 +73,6 @@ def test_method_that_a_run_cannot_call_is_refused(
     with pytest.raises(TaskError, match=said) as refused:
         build_parts(configure(), device=torch.device("cpu"), task=kind())
     assert str(refused.value).startswith("Custom.")
-    with pytest.raises(TaskError, match=said):
-        check_task(kind())
 
 
 ACCEPTED: list[tuple[str, Any]] = [

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from trainable.check.examine import examine
 from trainable.check.findings import CheckRequest
-from trainable.check.memory_probe import run_two_steps
 from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig
 from trainable.export import load_model
@@ -116,13 +115,6 @@ def test_check_of_a_sweep_has_the_order_of_a_run(
 
 def test_check_in_a_test_has_the_order_of_a_run() -> None:
     check_task(Ordered(), metrics=["val/ended", "momentum"])
-    assert _calls == [ORDER]
-
-
-def test_measured_steps_have_the_order_of_a_run(
-    configure: Callable[..., TrialConfig],
-) -> None:
-    run_two_steps(_config(configure), torch.device("cpu"))
     assert _calls == [ORDER]
 
 

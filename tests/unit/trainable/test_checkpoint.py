@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.chaos.kill_cases import SEED
+from tests.fake_checkpoints import save_if_due
 from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError, WriterReplaced
@@ -32,7 +33,8 @@ def _store(directory, *, every="1 epoch", keep=2, mode="min", files=None, clock=
 
 def _save(store, step, value=None, **options):
     """Offer a state and wait; return the pointer to it, None when nothing was saved."""
-    saves = store.maybe_save(
+    saves = save_if_due(
+        store,
         lambda: {"step": step, "weights": torch.arange(4.0) + step},
         step=step,
         epoch=step,
@@ -191,7 +193,7 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
     store = _store(tmp_path, every=every, keep=9, clock=lambda: now[0])
     for step in range(1, 7):
         now[0] += 4
-        store.maybe_save(dict, step=step, epoch=0)
+        save_if_due(store, dict, step=step, epoch=0)
         store.wait()
     assert _steps(store) == saved
 
@@ -216,7 +218,8 @@ def test_epoch_interval_counts_epoch_ends(tmp_path):
     store = _store(tmp_path, every="2 epochs", keep=9)
     for epoch in range(1, 8):
         for step, end_of_epoch in ((2 * epoch - 1, False), (2 * epoch, True)):
-            store.maybe_save(
+            save_if_due(
+                store,
                 dict,
                 step=step,
                 epoch=epoch if end_of_epoch else 0,
@@ -235,7 +238,7 @@ def test_new_best_and_the_end_are_always_saved(tmp_path):
 
 def test_no_state_is_built_when_no_save_is_due(tmp_path):
     store = _store(tmp_path, every="2 steps")
-    store.maybe_save(pytest.fail, step=1, epoch=0)
+    save_if_due(store, pytest.fail, step=1, epoch=0)
 
 
 def test_full_disk_names_path_and_size(tmp_path):
@@ -259,7 +262,7 @@ def test_load_verifies_the_digest_and_refuses_objects(tmp_path):
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     with pytest.raises(CheckpointError, match="sha256"):
         store.load(pointer)
-    store.maybe_save(lambda: {"x": WriterReplaced}, step=2, epoch=2, final=True)
+    store.save(lambda: {"x": WriterReplaced}, step=2, reports=2, final=True)
     with pytest.raises(CheckpointError, match="not plain data"):
         store.load(store.pointer)
 

@@ -20,8 +20,8 @@ from tests.time_limits import scaled
 from trainable.check.examine import BuildRaised, examine_or_refuse
 from trainable.check.findings import CheckRequest, Findings
 from trainable.check.inspect_task import inspect_task
-from trainable.check.rehearsal import ForkEnded, in_fork
 from trainable.config import TrialConfig
+from trainable.fork_call import ForkEnded, in_fork
 from trainable.task import Data, Task
 
 pytestmark = pytest.mark.usefixtures("patient")

@@ -75,11 +75,11 @@ def _nothing_seen() -> None:
     seen.clear()
 
 
-@pytest.mark.parametrize("samples", [20, 4])
-def test_probe_takes_two_steps_and_one_evaluation_batch(samples: int) -> None:
-    """The optimizer's state exists in the second step only; also where an epoch has one step."""
+@pytest.mark.parametrize(("samples", "num_epochs"), [(20, 1), (4, 2)])
+def test_probe_takes_two_steps_and_an_evaluation_batch(samples: int, num_epochs: int) -> None:
+    """The optimizer's state exists in the second step only; an epoch may have one step."""
     run_two_steps(_config(samples=samples), CPU)
-    assert seen == [(True, 2)] * 4 + [(False, 2)]
+    assert seen == ([(True, 2)] * (4 // num_epochs) + [(False, 2)]) * num_epochs
 
 
 def test_error_in_the_probe_is_reported() -> None:

@@ -31,7 +31,7 @@ def _store(directory, files=None):
 
 
 def _save(store, step=1):
-    store.maybe_save(lambda: {"step": step}, step=step, epoch=step)
+    store.save(lambda: {"step": step}, step=step, reports=step)
     store.wait()
 
 

@@ -79,7 +79,7 @@ def _reader(bucket, tmp_path):
 
 def _save(store, step, value=None, *, whose=0.0):
     state = {"step": step, "weights": torch.arange(4.0) + step, "whose": whose}
-    store.maybe_save(lambda: state, step=step, epoch=step, value=value)
+    store.save(lambda: state, step=step, reports=step, value=value)
     store.wait()
     return store.pointer
 

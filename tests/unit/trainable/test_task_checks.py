@@ -116,8 +116,6 @@ def checked(configure):
 def test_failing_first_step_is_refused(methods, message, checked):
     with pytest.raises(TaskError, match=message):
         checked(**methods)
-    with pytest.raises(TaskError, match=message.replace("4, 4", "8, 4").replace("4, 2", "8, 2")):
-        check_task(type("Custom", (Plain,), methods)())
 
 
 def _mean_of_one(self, model, batch):
@@ -209,8 +207,6 @@ def test_samples_without_targets_are_reported(checked):
     in_training, in_validation = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
     assert "have no targets that count" in in_training
     assert in_validation.startswith("the first validation batch: ")
-    with pytest.raises(TaskError, match="have no targets that count"):
-        check_task(type("Custom", (Plain,), {"build_data": _targets(lambda y: y * 0 - 100)})())
 
 
 def _mixed(samples):
@@ -223,6 +219,8 @@ def test_random_collate_in_validation_gets_a_warning(checked):
     (caution,) = checked(build_data=_data(collate=_mixed))
     assert "collate draws random numbers" in caution
     assert "collate_val=" in caution
+    with pytest.raises(TaskError, match="collate draws random numbers"):
+        check_task(type("Custom", (Plain,), {"build_data": _data(collate=_mixed)})())
     assert checked(build_data=_data(collate=_mixed, collate_val=default_collate)) == []
     assert checked(build_data=_data(collate=_mixed, collate_val=_mixed)) == []
 
@@ -268,8 +266,8 @@ def test_unusual_tasks_pass(methods, checked):
     [
         {"build_model": lambda self: weight_norm(nn.Linear(4, 2))},
         {"build_data": _data(collate=_mixed, collate_val=default_collate)},
-        {"build_data": _data(collate=_mixed)},
         {"loss": _noisy},
+        {"loss": _contrastive},
     ],
 )
 def test_full_check_passes_unusual_tasks(methods):

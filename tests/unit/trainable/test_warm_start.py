@@ -252,10 +252,10 @@ def _inherit(tmp_path: Path, donor: dict[str, Any], heir: dict[str, Any]) -> dic
     for name, state, reports in (("donor", donor, 3), ("heir", heir, 2)):
         progress = {"reports": reports, "since_report": 0}
         store = CheckpointStore(tmp_path / name, CheckpointConfig())
-        store.maybe_save(
+        store.save(
             lambda state=state, progress=progress: {**state, "progress": progress},
             step=reports,
-            epoch=reports,
+            reports=reports,
             final=True,
         )
     link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")

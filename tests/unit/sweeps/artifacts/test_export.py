@@ -27,7 +27,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
     directory = sweep.paths.trial(number)
     store = CheckpointStore(directory, CheckpointConfig(), metric="val/loss")
     state = {"weights": torch.ones(2)}
-    store.maybe_save(lambda: state, step=1, epoch=1, value=0.5, final=True)
+    store.save(lambda: state, step=1, reports=1, value=0.5, final=True)
     (directory / "config.yaml").write_text("{}")
     return sweep
 

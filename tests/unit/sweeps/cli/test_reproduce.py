@@ -54,7 +54,7 @@ def _rewrite_state(paths: SweepPaths, number: int, key: str) -> None:
     shutil.rmtree(newest.path)
     config = read_config(paths.trial(number) / TRIAL_CONFIG)
     writer = CheckpointStore(paths.trial(number), config.checkpoint, metric=key, mode="min")
-    writer.maybe_save(lambda: state, step=newest.step, epoch=newest.epoch, final=True)
+    writer.save(lambda: state, step=newest.step, reports=newest.epoch, final=True)
 
 
 @pytest.mark.parametrize(
