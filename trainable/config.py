@@ -35,7 +35,6 @@ class Section(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
-        defer_build=True,
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
