@@ -120,7 +120,8 @@ def test_page_follows_a_sweep_and_keeps_what_a_reader_chose(
         assert {url.partition("?")[0] for url in seen.requests} == {link.partition("?")[0]}
         page.locator("a.mlflow").click()
         page.get_by_text("Experiments").first.wait_for()
-        page.go_back()
+        page.goto(link.partition("?")[0])
+        sweep.add(None, 0.6)
         lock.release()
         page.locator(".state.interrupted").wait_for()
         assert page.locator(".command code").first.inner_text() == "sweep resume small"
