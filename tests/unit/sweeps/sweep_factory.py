@@ -141,7 +141,7 @@ class MadeSweep:
         """The sweep as its driver has opened it; nothing is delivered."""
         from sweeps.run.session import SweepSession
 
-        return SweepSession(self.paths, self.spec, self.ledger, recorder, recorder, fence)
+        return SweepSession(self.paths, self.spec, self.ledger, recorder, fence)
 
     def handler(self, recorder: Any, observer: Any, **workers: Any) -> TuneEventHandler:
         """What receives the events of the sweep's trials from Tune."""
