@@ -124,6 +124,8 @@ class UiServer:
             self._process.wait(_STOP_SECONDS)
         self._signal(signal.SIGKILL)  # also for workers that outlive the main process
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._log.close()
 
     def output(self) -> str:
@@ -189,7 +191,7 @@ def launch(
     process = subprocess.Popen(
         command,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # ends with this process: see `tracking.ui_app`
         stdout=log,
         stderr=log,
         start_new_session=True,

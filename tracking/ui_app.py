@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -227,12 +228,15 @@ class _Pages:
 
 
 def main(descriptor: int, artifacts: Path, page: Page | None = None) -> None:
-    """Serve until SIGTERM: MLflow's pages of the store, if it is no server, and another page."""
+    """Serve until SIGTERM or the parent's end: MLflow's pages, if the store is no server, and one
+    more page.
+    """
     login, store = os.environ.pop(ENV_LOGIN), os.environ[ENV_STORE]
     import uvicorn
 
     from tracking.mlflow_compat import BROWSER_SETTINGS
 
+    Thread(target=_end_with_parent, daemon=True).start()
     listener = socket.socket(fileno=descriptor)
     # One thread imports MLflow and draws the page: imports of two threads can disturb each other.
     with ThreadPoolExecutor(1) as executor:
@@ -253,6 +257,13 @@ def main(descriptor: int, artifacts: Path, page: Page | None = None) -> None:
         server.run(sockets=[listener])
         if mlflow is not None and mlflow.done():
             mlflow.result()  # raises what has ended the server
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, and with it standard input."""
+    while os.read(0, 1024):
+        pass
+    os._exit(0)
 
 
 def _load_mlflow(store: str, artifacts: Path) -> _App:

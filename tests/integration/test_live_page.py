@@ -7,8 +7,11 @@ What must not live here: what the figures show (`test_report_page.py`), MLflow's
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page
@@ -16,7 +19,7 @@ from playwright.sync_api import Page
 from sweeps.sweep_lock import SweepLock
 from tests.integration.browser import Seen, open_page, photograph, require_chromium
 from tests.integration.commandline import CommandLine
-from tests.time_limits import scaled
+from tests.time_limits import Deadline, scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.browser]
@@ -129,3 +132,20 @@ def test_page_follows_a_sweep_and_keeps_what_a_reader_chose(
         page.get_by_text("no longer live: sweep ui has ended").wait_for()
         server.communicate(timeout=scaled(20))
         assert server.returncode == 0
+
+
+def test_server_ends_with_a_command_that_is_killed(
+    server: subprocess.Popen[str], link: str
+) -> None:
+    port = urlsplit(link).port
+    assert port is not None
+    socket.create_connection(("127.0.0.1", port)).close()
+    server.kill()
+    deadline = Deadline(10)
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            return
+        assert not deadline.passed, "the server outlives sweep ui"
+        time.sleep(0.2)
