@@ -188,7 +188,7 @@ def _commands(view: SweepView, findings: Findings) -> Iterator[tuple[str, str]]:
         if findings.overrides:
             changes = [word for change in findings.overrides for word in ("-s", change)]
             yield findings.next_label, command("resume", *changes)
-        choose = ("--trial", "K") if view.several else ()
+        choose = ("TRIAL",) if view.several else ()
         yield "export the best weights", command("best", *choose, "--export", "DIR")
 
 
