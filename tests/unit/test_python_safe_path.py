@@ -41,7 +41,6 @@ KNOWN = {
         "trainable/processes/forked_process.py",
         "command",
     ): "of `template_command`, which is looked at here",
-    ("trainable/built.py", "(data, sender)"): "forked, or as torch's loader starts its own",
     ("tracking/ui.py", "command"): "a list of the same function, which is looked at here",
 }
 

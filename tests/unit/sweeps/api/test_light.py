@@ -428,10 +428,12 @@ def test_sweep_with_a_task_has_nothing_to_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_command_that_needs_the_function_names_the_script(make: Callable[..., Sweep]) -> None:
+def test_command_that_needs_the_function_names_the_script(
+    make: Callable[..., Sweep], capfd: pytest.CaptureFixture[str]
+) -> None:
     sweep = make(square).run()
     with pytest.raises(SweepCommandError) as caught:
         sweep.resume({"trials": 9})
     assert caught.value.exit_code == 2
-    assert "'square' is a function of a script or a notebook" in str(caught.value)
+    assert "'square' is a function of a script or a notebook" in capfd.readouterr().err
     assert len(sweep.trials()) == 3
