@@ -82,8 +82,8 @@ def fraction_or_count(value: float | None) -> float | None:
     """Check a value that is a fraction of all steps in [0, 1), or a whole number of steps."""
     if value is not None and (value < 0 or (isinstance(value, float) and value >= 1)):
         raise ValueError(
-            f"{value} is neither a fraction of all steps in [0, 1) nor a whole number of steps; "
-            "write 0.1 for a tenth of the run or 100 for a hundred steps"
+            "it is a fraction of all steps in [0, 1), or a whole number of steps; write 0.1 for a "
+            "tenth of the run or 100 for a hundred steps"
         )
     return value
 
