@@ -151,7 +151,9 @@ def test_ended_by_a_criterion_is_refused(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.4)
     made.add("failed", 1.0, reason="ValueError: no")
-    assert re.search(r"stop.value ended the sweep .* retry small -s stop.value=", _refused(made))
+    assert re.search(
+        r"stop.value ended the sweep .* resume small --retry -s stop.value=", _refused(made)
+    )
 
 
 @pytest.mark.parametrize(
