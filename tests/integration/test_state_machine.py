@@ -299,7 +299,7 @@ class Driver:
             started=lambda *_: None, reported=lambda *_: None, ended=lambda *_: None
         )
         self._book = TuneEventHandler(
-            SweepSession(paths, spec, self.ledger, self.recorder, self.recorder, lambda: None),
+            SweepSession(paths, spec, self.ledger, self.recorder, lambda: None),
             view,
             make_scheduler(spec),
             WorkerRules(),

@@ -57,7 +57,6 @@ def test_repeated_failure_fails_sweep_unless_it_is_complete(
         with_overrides(made.spec, [f"trials={trials}"]),
         made.ledger,
         recorder,
-        recorder,
         lambda: None,
     )
     made.ledger.add_attempt({})

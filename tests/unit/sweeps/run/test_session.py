@@ -27,7 +27,7 @@ def test_unfinished_trials_remain_whatever_the_limit(tmp_path: Path, trials: int
     for ending in ("complete", None, "failed", None):
         made.add(ending, 0.5)
     spec = with_overrides(made.spec, [f"trials={trials}"])
-    sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None)
+    sweep = SweepSession(made.paths, spec, made.ledger, NO_RECORDER, lambda: None)
     assert sweep.trials().num_left == 2 + max(0, trials - 4)
     assert sweep.most_trials() == max(4, trials)
     for number in (1, 3):
@@ -186,7 +186,7 @@ def test_change_without_remaining_trials_warns(
         made.add("complete", 0.7)
     spec = with_overrides(made.spec, overrides)
     told = SweepSession(
-        made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None
+        made.paths, spec, made.ledger, NO_RECORDER, lambda: None
     ).no_effect_warning(made.spec)
     if remedy is not None:
         remedy = NOTHING_LEFT + remedy.format(resume="sweep resume small", root=tmp_path)
@@ -198,7 +198,7 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
     made.add("complete", 0.5)
     spec = with_overrides(made.spec, ["budget.epochs=20"])
     told = SweepSession(
-        made.paths, spec, made.ledger, NO_RECORDER, NO_RECORDER, lambda: None
+        made.paths, spec, made.ledger, NO_RECORDER, lambda: None
     ).no_effect_warning(made.spec)
     assert told is not None
     assert told.startswith(f"{NOTHING_LEFT}add trials with: sweep resume small -s stop.value=null")

@@ -71,7 +71,7 @@ class Driver:
             reported=lambda _: None,
         )
         self.book = TuneEventHandler(
-            SweepSession(paths, spec, self.ledger, recorder, recorder, lambda: None),
+            SweepSession(paths, spec, self.ledger, recorder, lambda: None),
             view,
             make_scheduler(spec),
             WorkerRules(),
