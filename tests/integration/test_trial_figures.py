@@ -82,7 +82,7 @@ class Sweep(MadeSweep):
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     queue = Queue()
-    monkeypatch.setattr(sync, "_queue", lambda *_, **__: (queue, queue))
+    monkeypatch.setattr(sync, "_queue", lambda *_, **__: queue)
     return Sweep(tmp_path, queue)
 
 
