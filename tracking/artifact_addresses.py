@@ -50,7 +50,7 @@ def check_inside(address: str, root: Path, name: str = "") -> None:
 
 def trust_command(target: Path) -> str:
     """Return the command by which the user lets sweeps write to a directory outside."""
-    return shlex.join(("sweep", "trust", target.as_uri()))
+    return shlex.join(("sweep", "doctor", "--trust", target.as_uri()))
 
 
 def former_addresses(store: Path, root: Path) -> dict[str, str]:

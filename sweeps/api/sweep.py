@@ -595,7 +595,7 @@ class Sweep:
     def export(
         self, directory: str | Path, *, kind: Literal["csv", "parquet"] = "csv"
     ) -> list[Path]:
-        """Write the trials and the curves as tables, as `sweep export` does.
+        """Write the trials and the curves as tables, as `sweep report --csv` does.
 
         Examples:
             >>> Sweep.open("digits").export("tables", kind="parquet")
