@@ -175,13 +175,14 @@ class LightSweep:
         """Store the end of a trial that `ask` has begun."""
         if self._now is None or number not in self._now.running:
             raise UserError(
-                f"trial {number} is not running; a result is told once, of a trial that ask() has "
-                "returned and that has not ended; tell it of another trial"
+                f"trial {number} is not running; tell() takes one result of each trial that ask() "
+                "has returned; name a trial that has not ended"
             )
         if (result is None) == (failure is None):
+            given = "neither a result nor" if failure is None else "both a result and"
             raise UserError(
-                f"trial {number} is told with {'both' if failure else 'neither'} a result and a "
-                "failure; it has one of them; write tell(trial, 0.5), or "
+                f"tell() was given {given} a failure for "
+                f"trial {number}; it takes one of them; write tell(trial, 0.5), or "
                 "tell(trial, failure='out of memory')"
             )
         if result is None:

@@ -127,7 +127,7 @@ def _check_form(objective: Objective | None, name: str, keys: Mapping[str, Any])
         return
     for key in ("budget", "early_stopping"):
         if key in keys:
-            gives = "a trial that is told" if objective is None else f"{name} returns, and"
+            gives = "a trial of ask() and tell()" if objective is None else f"{name} returns, and"
             raise UserError(
                 f"{gives} has one result, so that {key} has no effect; leave it out, or give a "
                 "function that yields a report after each epoch"

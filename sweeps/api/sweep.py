@@ -211,8 +211,8 @@ class Sweep:
         process is killed, the driver is killed, too, and `resume` continues from the newest
         checkpoints.
 
-        A function is called in this process instead. To run its script again goes on with the
-        sweep: a trial that was running starts anew, with the same parameters.
+        A function is called in this process instead. Running its script again continues the
+        sweep: a trial that was running starts again, with the same parameters.
 
         Examples:
             >>> Sweep.from_file("sweep.yaml").run().trials()

@@ -391,7 +391,7 @@ def test_asked_trials_are_told_once_each(make: Callable[..., Sweep]) -> None:
     sweep.tell(second, 0.5)
     with pytest.raises(UserError, match="trial 1 is not running"):
         sweep.tell(second, 0.4)
-    with pytest.raises(UserError, match="trial 0 is told with neither a result and a failure"):
+    with pytest.raises(UserError, match="neither a result nor a failure for trial 0"):
         sweep.tell(first)
     with pytest.raises(UserError, match="the caller gave None as value"):
         sweep.tell(first, {"value": None})  # type: ignore[dict-item]
