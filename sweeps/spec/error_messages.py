@@ -71,10 +71,31 @@ _OPTUNA_CALL = re.compile(r"\s*(trial\.suggest_\w+|\w+Distribution|tag|interval|
 _TUNE_CALL = re.compile(r"\s*(ray\.)?tune\.\w+\(")
 
 
-def describe_other_tool(data: Mapping[str, Any]) -> str | None:
-    """Return a message about a sweep file of W&B, Optuna or Ray Tune; None about other files."""
+_OUR_KEYS = {
+    "program": "task",
+    "method": "search.sampler",
+    "sampler": "search.sampler",
+    "direction": "mode",
+    "directions": "mode",
+    "run_cap": "trials",
+    "n_trials": "trials",
+    "num_samples": "trials",
+    "study_name": "name",
+    "early_terminate": "early_stopping",
+    "pruner": "early_stopping",
+    "scheduler": "early_stopping",
+    **dict.fromkeys(("param_space", *_OPTUNA_SPACES), "space"),
+}
+"""The keys of other tools' sweep files, and where a spec has what they say."""
+
+
+def describe_other_tool(data: Mapping[str, Any]) -> list[Issue]:
+    """Return issues about a sweep file of W&B, Optuna or Ray Tune; empty about other files.
+
+    The first is about the file, each further one about a key of it that a spec writes otherwise.
+    """
     if "task" in data or isinstance(data.get("space"), dict):
-        return None  # a spec
+        return []  # a spec
     spaces = [data[key] for key in _OPTUNA_SPACES if isinstance(data.get(key), dict)]
     hydra, params = data.get("hydra"), data.get("parameters")
     if (isinstance(hydra, dict) and "sweeper" in hydra) or (spaces and _OPTUNA_KEYS & set(data)):
@@ -86,11 +107,19 @@ def describe_other_tool(data: Mapping[str, Any]) -> str | None:
     elif any(map(_has_range, spaces)):
         tool, page = "Optuna", "optuna"
     else:
-        return None
-    return (
+        return []
+    whole = (
         f"is a sweep of {tool}; `sweep` reads specs of its own form; write it as "
         f"docs/coming-from-{page}.md shows by example"
     )
+    theirs = [key for key in data if key in _OUR_KEYS]
+    return [
+        Issue((), whole),
+        *(
+            Issue((key,), f"is {tool}'s; a spec has `{_OUR_KEYS[key]}`", at_key=True)
+            for key in theirs
+        ),
+    ]
 
 
 def _has_range(value: object) -> bool:

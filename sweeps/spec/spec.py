@@ -469,8 +469,11 @@ def load_with_positions(
     """Read and check a spec file; return the spec, and the document with all positions."""
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
-    if message := describe_other_tool(doc.data):
-        raise SpecError([LocatedIssue(doc.label, "", message)])
+    others = describe_other_tool(doc.data)
+    for issue in others:
+        doc.add(issue)
+    if others and (refused := doc.error()):
+        raise refused
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 

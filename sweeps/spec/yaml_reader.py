@@ -55,6 +55,14 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
             "a part of it is not UTF-8, which Ray requires of a command line; use a path that is "
             "UTF-8",
         ) from None
+    if path.suffix == ".py":
+        raise _single(
+            label,
+            "is Python, and a spec is a YAML file; write one whose task is "
+            f"`{path.stem}:NAME`, a class or a loop in it (`sweep init` writes an example); "
+            "or sweep a function in the file itself: `from sweeps import Sweep`, then "
+            '`Sweep(function, {"lr": ...}, mode="min", trials=20).run()`',
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

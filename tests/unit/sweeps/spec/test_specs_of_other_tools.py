@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli.app import app
 from sweeps.spec.error_messages import describe_other_tool
+from tests.message_parts import assert_parts
 
 WANDB = """
 program: ./src/train.py
@@ -105,11 +106,35 @@ def _answer(here: Path, monkeypatch: pytest.MonkeyPatch, text: str, command: str
 def test_file_of_another_tool_names_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, tool: str, page: str, command: str
 ) -> None:
-    assert _answer(tmp_path, monkeypatch, text, command) == (
-        f"theirs.yaml: is a sweep of {tool}; `sweep` reads specs of its own form; write it as "
-        f"docs/coming-from-{page}.md shows by example\n"
+    first, *lines = _answer(tmp_path, monkeypatch, text, command).splitlines()
+    assert first.partition(": ")[2] == (
+        f"is a sweep of {tool}; `sweep` reads specs of its own form; write it as "
+        f"docs/coming-from-{page}.md shows by example"
     )
+    assert all(f" is {tool}'s; a spec has `" in line for line in lines)
     assert (DOCS / f"docs/coming-from-{page}.md").is_file()
+
+
+def test_each_key_of_another_tool_has_its_line_and_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "run_cap: 20\nmethod: grid\nparameters: {api_key: {value: hunter2hunter2}}\n"
+    said = _answer(tmp_path, monkeypatch, text, "check")
+    assert said.splitlines()[1:] == [
+        "theirs.yaml:1:1: run_cap: is W&B's; a spec has `trials`",
+        "theirs.yaml:2:1: method: is W&B's; a spec has `search.sampler`",
+        "theirs.yaml:3:1: parameters: is W&B's; a spec has `space`",
+    ]
+
+
+def test_python_file_is_told_apart_from_a_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").write_text("def train(lr): return lr\n")
+    done = CliRunner().invoke(app, ["check", "loop.py"])
+    assert done.exit_code == 2
+    assert_parts(done.stderr, "loop.py: is Python", "`loop:NAME`", "sweep init", "Sweep(function")
 
 
 @pytest.mark.parametrize(
@@ -147,5 +172,5 @@ ANY = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(WORDS.split()), ANY))
 def test_any_content_is_recognised_or_left(data: dict[str, Any]) -> None:
-    message = describe_other_tool(data)
-    assert message is None or "task" not in data
+    issues = describe_other_tool(data)
+    assert not issues or "task" not in data
