@@ -98,7 +98,7 @@ newest: $(READY)  ## Run the contract tests with the newest Ray, Optuna and MLfl
 	echo "Tried: $$($(BIN)/uv pip freeze --quiet --python .newest/bin/python | grep -E '^(ray|optuna|mlflow|torch|torchvision)==' | tr '\n' ' ')"; \
 	exit $$failed
 
-picture: $(READY)  ## Take the README's picture of a sweep's page again, from the demo's sweep
+picture: $(READY)  ## Take the documents' pictures of a sweep's page again, from the demo's sweep
 	$(BIN)/python -m tests.integration.ui_screenshot
 
 clean:  ## Remove the environment and all caches, but no sweep

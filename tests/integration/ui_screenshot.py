@@ -1,4 +1,4 @@
-"""Take the README's picture: the page that `sweep ui` opens for the example sweep.
+"""Take the pictures of the documents: the page that `sweep ui` opens for the example sweep.
 
     make demo picture
 
@@ -17,12 +17,14 @@ from tests.integration.browser import open_page
 from tracking.ui import start_server
 from tracking.ui_app import PAGE
 
-PICTURE = Path("sweeps/examples/digits-page.png")
+PICTURES = Path("docs/pictures")
+FIGURES = ("survival-from-rung-to-rung", "importance")
+"""Sections of the page that a guide shows."""
 _COLOURS = 64  # a third of the bytes
 
 
 def main() -> None:
-    """Open the page that `sweep ui digits` opens, and save what is seen."""
+    """Open the page that `sweep ui digits` opens, and save what is seen of it."""
     root = Path("runs").absolute()
     program = ["sweeps.report.live", str(root), "digits"]
     with start_server(tracking_uri(root), artifact_root(root), program=program) as server:
@@ -30,10 +32,20 @@ def main() -> None:
         with open_page(link, width=1280, height=1480) as page:
             page.locator("#learning-curves .main-svg").first.wait_for()
             page.wait_for_timeout(2000)  # the figures draw themselves in
-            shot = page.screenshot()
+            _save(page.screenshot(), "digits-page")
+            for figure in FIGURES:
+                section = page.locator(f"#{figure}")
+                section.scroll_into_view_if_needed()
+                section.locator(".main-svg").first.wait_for()
+                page.wait_for_timeout(2000)
+                _save(section.screenshot(), figure)
+
+
+def _save(shot: bytes, name: str) -> None:
+    picture = PICTURES / f"{name}.png"
     with Image.open(io.BytesIO(shot)) as image:
-        image.convert("RGB").quantize(_COLOURS).save(PICTURE, optimize=True)
-    print(f"{PICTURE}: {PICTURE.stat().st_size // 1024} KiB")
+        image.convert("RGB").quantize(_COLOURS).save(picture, optimize=True)
+    print(f"{picture}: {picture.stat().st_size // 1024} KiB")
 
 
 if __name__ == "__main__":
