@@ -7,7 +7,7 @@ SBOM ?= sbom.json
 # What takes long comes first: at the end there is something short left for whoever is done.
 SUITE := tests/chaos tests/integration tests/gpu tests/contract tests/golden tests/unit
 
-.PHONY: help env demo test unit check types lint contracts spelling docs format chaos seeds bench gpu sbom audit newest picture clean
+.PHONY: help env demo test unit check types lint contracts spelling docs format chaos seeds mutants bench gpu sbom audit newest picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ chaos: $(READY)  ## Run the fault matrix, all of it, and print its table (CHAOS=
 
 seeds: $(READY)  ## Show which test shows which row of the seed documents
 	$(BIN)/python -m tests.seeds
+
+mutants: $(READY)  ## Break the code in named places, and say which breaks the tests see (PART=store: some)
+	$(BIN)/python -m tests.mutants $(PART)
 
 bench: $(READY)  ## Measure, and print one table (ROW=step: one row of it)
 	$(BIN)/python -m tests.bench $(if $(ROW),--only $(ROW))
