@@ -146,7 +146,7 @@ def check_sweeps(root: Path) -> list[Finding]:
 
 def check_stores(root: Path) -> list[Finding]:
     """Find damaged databases below `root`, and runs that tracking stores have lost."""
-    from sweeps.reconcile.store_check import Missing, lost_runs  # loads Optuna
+    from sweeps.run.store_comparison import Missing, lost_runs  # loads Optuna
 
     found = []
     for paths, spec in _specs(root):

@@ -28,10 +28,10 @@ from sweeps.reconcile.reconcile import reconcile
 from sweeps.reconcile.repairs import apply, close_stores, follow_logs
 from sweeps.reconcile.retrying import complete_retries
 from sweeps.reconcile.stop_criteria import more_trials
-from sweeps.reconcile.store_check import Missing, lost_runs
 from sweeps.recording.notifications import Notifier
 from sweeps.recording.tags import SWEEP_RESUMED, curve_tags, open_recorder
 from sweeps.run.prepared import PreparedSweep
+from sweeps.run.store_comparison import Missing, lost_runs
 from sweeps.spec.resume_checks import check_origin, check_search_changes, workers_tag
 from sweeps.spec.revisions import changes, describe_changes, read_revisions, read_spec, write_spec
 from sweeps.spec.searched_workers import does_not_fit

@@ -1,7 +1,7 @@
 """Deliver queued records, draw missing figures, and compare the tracking store.
 
 Only for sweeps without a driver, which delivers by itself. What must not live here: the delivery
-(`tracking`), and the search for missing data (`reconcile.store_check`).
+(`tracking`), and the search for missing data (`store_comparison`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import tracking_gaps
 from sweeps.reconcile.repairs import follow_logs, send_to_tracker
-from sweeps.reconcile.store_check import Missing, MissingData
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, curve_tags, open_recorder
-from sweeps.run.store_comparison import StoreComparison, is_concluded
+from sweeps.run.store_comparison import Missing, MissingData, StoreComparison, is_concluded
 from sweeps.spec.revisions import read_revisions
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import (

@@ -23,9 +23,8 @@ from sweeps.ledger.sqlite import database_damage
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths, tracking_uri
 from sweeps.reconcile.reconcile import UnknownDirectory
-from sweeps.reconcile.store_check import Missing, MissingData, stored_rows
 from sweeps.recording.trial_config import read_config
-from sweeps.run.store_comparison import StoreComparison
+from sweeps.run.store_comparison import Missing, MissingData, StoreComparison, stored_rows
 from sweeps.spec.revisions import changes, read_revisions, read_spec
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import (
