@@ -8,8 +8,9 @@ acquired while this one was suspended. What must not live here: what an event me
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -331,105 +332,71 @@ class EventWriter:
         self._observer.ended(number, record.state, record.result, record.reason)
 
 
-_SECONDS = 1.0
-"""`put` blocks while the oldest entry has waited longer. An unresponsive disk or database
-therefore delays the loop, as it would without a thread."""
 _BATCH_SECONDS = 0.1
 """How long the thread waits for further entries to write in the same batch."""
 _MOST = 500
-"""How many entries may wait in memory."""
+"""How many entries may wait in memory; `put` blocks while there are more."""
 
 _T = TypeVar("_T")
 
 
 class WriteQueue(Generic[_T]):
-    """Writes queued entries in a background thread, or in the thread that calls `flush`.
+    """Writes queued entries in a background thread.
 
     After an error no further entry is written, and every call but `close` raises that error again.
     """
 
-    def __init__(
-        self,
-        write: Callable[[Sequence[_T]], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._write, self._clock = write, clock
-        self._changed = threading.Condition()  # guards the attributes below
-        self._waiting: list[tuple[float, _T]] = []
-        """Each queued entry, with the time at which it was put."""
-        self._writing: list[tuple[float, _T]] = []
+    def __init__(self, write: Callable[[Sequence[_T]], None]) -> None:
+        self._write = write
+        self._waiting: queue.Queue[_T | None] = queue.Queue(_MOST)
+        """None ends the thread."""
+        self._hurried = threading.Event()
         self._error: BaseException | None = None
-        self._closing = False
         self._thread: threading.Thread | None = None
 
     def put(self, entry: _T) -> None:
         """Queue an entry; blocks only while the thread is far behind."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error or not self._is_far_behind())
-            self._raise()
-            assert not self._closing, "put after close"
-            self._waiting.append((self._clock(), entry))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        self.check()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+            self._thread.start()
+        self._waiting.put(entry)
+        self.check()
 
     def check(self) -> None:
         """Raise the error of an earlier write, if there is one."""
-        with self._changed:
-            self._raise()
-
-    def flush(self) -> None:
-        """Write all queued entries and return, or raise the error of a write."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._error or not self._writing)
-                self._raise()
-                if not self._waiting:
-                    return
-            self._write_queued()
-
-    def close(self) -> None:
-        """Write the queued entries, if no write fails, and end the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _is_far_behind(self) -> bool:
-        behind = self._writing or self._waiting
-        late = bool(behind) and self._clock() - behind[0][0] > _SECONDS
-        return late or len(self._writing) + len(self._waiting) >= _MOST
+    def flush(self) -> None:
+        """Wait until all queued entries are written, or raise the error of a write."""
+        self._hurried.set()
+        self._waiting.join()
+        self._hurried.clear()
+        self.check()
+
+    def close(self) -> None:
+        """Write the queued entries, if no write fails, and end the thread."""
+        self._hurried.set()
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                self._changed.wait_for(lambda: self._closing or not self._waiting, _BATCH_SECONDS)
-                self._changed.wait_for(lambda: not self._writing)
-            self._write_queued()
-
-    def _write_queued(self) -> None:
-        """Write the queued entries, unless another thread is writing."""
-        with self._changed:
-            if self._writing or not self._waiting:
-                return
-            self._writing, self._waiting = self._waiting, []
-        error: BaseException | None = None
-        try:
-            self._write([entry for _, entry in self._writing])
-        except BaseException as raised:  # including a lost lock; the next call raises it again
-            error = raised
-        with self._changed:
-            self._writing = []
-            if error is not None:
-                self._error, self._waiting = error, []
-            self._changed.notify_all()
+        is_last = False
+        while not is_last:
+            batch = [self._waiting.get()]
+            self._hurried.wait(_BATCH_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    batch.append(self._waiting.get_nowait())
+            is_last = batch[-1] is None
+            entries = [entry for entry in batch if entry is not None]
+            try:
+                if entries and self._error is None:
+                    self._write(entries)
+            except BaseException as raised:  # including a lost lock; the next call raises it again
+                self._error = raised
+            for _ in batch:
+                self._waiting.task_done()

@@ -21,8 +21,8 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import trial_state
-from sweeps.reconcile.reconcile import MissingReport, unreported
-from sweeps.reconcile.repairs import close_stores
+from sweeps.reconcile.reconcile import unreported
+from sweeps.reconcile.repairs import close_stores, report_missing
 from sweeps.run.sync import queue_interruptions
 from sweeps.search.pbt_exploit import without_unbegun
 from sweeps.stores import check_kept, trial_files
@@ -239,9 +239,7 @@ def end_trial(view: SweepView, number: int) -> StopResult:
         record = ledger.trial(number)
         state = trial_state(paths, spec, record, read_outbox(paths.outbox))
         # reports that its last worker stored and could not deliver
-        for repair in unreported(state):
-            if isinstance(repair, MissingReport):
-                ledger.report(number, **repair.report._asdict())
+        report_missing(unreported(state), ledger)
         lineage = without_unbegun(record, paths).lineage
         record = ledger.finish(number, "pruned", reason=BY_THE_USER, lineage=lineage)
         queue_interruptions(paths, spec)
