@@ -45,12 +45,6 @@ def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
     assert make_url(address).database == str(file)
 
 
-@pytest.mark.parametrize("name", ["50%", "a{b} #1", "100%_ü: x"])
-def test_address_is_escaped_only_where_needed(name: str) -> None:
-    file = Path("/r") / name / "mlflow.db"
-    assert tracking_uri(file.parent) == f"sqlite:///{file}"
-
-
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_unknown_home_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")

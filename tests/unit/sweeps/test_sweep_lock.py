@@ -115,19 +115,6 @@ def test_exiting_process_writes_nothing_more(path: Path) -> None:
     assert not passed.wait(0.1)
 
 
-def test_release_leaves_no_holder(path: Path) -> None:
-    lock = SweepLock(path)
-    lock.acquire()
-    assert is_held(path)
-    lock.release()
-    assert not is_held(path)
-    assert read_holder(path) is None
-    again = SweepLock(path)
-    again.acquire()
-    assert again.previous is None
-    again.release()
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"host": "\xff"}', b'{"a": 1}'])
 def test_damaged_lock_names_no_holder_and_can_be_taken(path: Path, content: bytes) -> None:
     path.parent.mkdir(exist_ok=True)
@@ -137,11 +124,6 @@ def test_damaged_lock_names_no_holder_and_can_be_taken(path: Path, content: byte
     holder = lock.acquire()
     assert (lock.previous, read_holder(path)) == (None, holder)
     lock.release()
-
-
-def test_a_lock_that_never_was_is_not_held(path: Path) -> None:
-    assert not is_held(path)
-    assert read_holder(path) is None
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])

@@ -179,28 +179,6 @@ def test_run_of_a_further_seed_is_below_that_of_the_first(house: House) -> None:
     assert tags["mlflow.parentRunId"] == house.outbox.run_id(3)
 
 
-def test_clean_delivery_reads_nothing_back(house: House) -> None:
-    house.start(0)
-    house.log(0, 1, 100)
-    house.deliver()
-    house.log(0, 1, 120)
-    house.deliver()
-    assert house.server.calls == {"log": 2}
-
-
-def test_restart_reopens_the_run_and_updates_tags(house: House) -> None:
-    house.start(0, lr="1", wd="2")
-    house.outbox.append(0, "finish", {"status": "KILLED", "time": 9, "tags": {"reason": "signal"}})
-    house.deliver()
-    house.start(0, lr="1", wd="3", momentum="4")
-    house.deliver()
-    [(status, params, tags)] = house.server.runs(0)
-    assert status == "RUNNING"
-    assert params == {"lr": "1", "wd": "2", "momentum": "4"}
-    assert tags["param_changed.wd"] == "3"
-    assert "param_changed.lr" not in tags
-
-
 @pytest.mark.parametrize("place", ["before set_tags", "after log_points", "after set_status"])
 def test_changed_parameter_becomes_a_curve_and_a_tag(house: House, place: str) -> None:
     house.start(0, lr="1", name="a")
@@ -270,22 +248,6 @@ def test_deleted_run_is_restored(house: House) -> None:
     assert house.server.points(0) == house.module.expected(0)
 
 
-def test_lost_runs_are_recreated_and_can_be_backfilled(house: House) -> None:
-    house.start(0)
-    house.log(0, 1, 60)
-    house.deliver()
-    house.server.wipe()
-    house.log(0, 61, 70)
-    with pytest.raises(RunGone):
-        house.delivery.drain(lambda: False)
-    house.delivery.disconnect()
-    house.deliver()
-    house.log(0, 1, 120)
-    house.deliver()
-    assert {step for _, step, _ in house.server.points(0)} >= set(range(61, 121))
-    assert len(house.server.points(0)) == len(set(house.server.points(0)))
-
-
 def test_next_driver_backfills_a_run_lost_meanwhile(
     house: House,
 ) -> None:
@@ -319,29 +281,6 @@ def test_next_driver_backfills_a_run_lost_meanwhile(
         assert house.server.points(0) == house.module.expected(0)
         [(status, params, _)] = house.server.runs(0)
         assert (status, params) == ("FINISHED", {"lr": "1"})
-
-
-def test_queued_records_of_a_lost_run_arrive_once(house: House) -> None:
-    house.start(0)
-    house.deliver()
-    house.log(0, 1, house.module.STEPS)
-    house.server.wipe()
-    house.delivery.disconnect()
-    house.delivery.connect()
-    house.log(0, 1, house.module.STEPS)
-    house.deliver()
-    assert house.server.points(0) == house.module.expected(0)
-
-
-def test_empty_duplicate_of_a_late_create_is_deleted(house: House) -> None:
-    house.start(0, lr="1")
-    house.deliver()
-    house.server.create_run("7", 99, {"gradsweep.trial": "0"})
-    house.delivery.disconnect()
-    house.deliver()
-    house.delivery.connect()
-    assert len(house.server.runs(0)) == 1
-    assert house.server.runs(0)[0][1] == {"lr": "1"}
 
 
 _OWN, _FULL = FoundRun("own", 0, 9), FoundRun("full", 0, 8)
@@ -405,17 +344,6 @@ def test_lost_outbox_starting_with_metrics_sends_nothing_twice(
     house.deliver()
     wanted = {(k, r.step) for r in house.module.lines(0, 1, 20) for k in r.metrics}
     assert sorted((key, step) for key, step, _ in house.server.points(0)) == sorted(wanted)
-
-
-def test_artifacts_keep_their_paths(house: House, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"content")
-    house.outbox.append_artifact(0, tmp_path / "x", "figures/loss.png")
-    house.outbox.append_artifact(SWEEP, tmp_path / "x", "sweep.yaml")
-    house.deliver()
-    assert sorted(house.server.files()) == [
-        ("figures/loss.png", b"content"),
-        ("sweep.yaml", b"content"),
-    ]
 
 
 def test_only_staged_copies_are_sent(house: House, tmp_path: Path) -> None:
@@ -491,20 +419,6 @@ def test_reason_of_a_waiting_artifact_is_shown_until_stored(house: House) -> Non
     unwanted.clear()
     house.deliver()
     assert read_outbox(house.directory / "outbox").blocked_artifacts is None
-
-
-def test_reason_of_a_rejected_artifact_is_not_shown_for_others(house: House) -> None:
-    fill_with_artifacts(house)
-    house.server.upload = stores_all_but(house, {"0/a"})
-    house.delivery.connect()
-    with pytest.raises(NotStored):
-        house.delivery.drain(lambda: False)
-    refused = house.outbox.claim_artifact(SWEEP)
-    assert refused is not None
-    house.outbox.refuse(refused, "never")
-    found = read_outbox(house.directory / "outbox")
-    assert found.pending > 0
-    assert found.blocked_artifacts is None
 
 
 def test_server_lost_during_an_upload_is_an_outage(house: House) -> None:

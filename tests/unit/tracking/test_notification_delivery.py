@@ -63,14 +63,6 @@ def test_each_id_is_delivered_once(outbox: Path) -> None:
         assert db.execute("SELECT DISTINCT body FROM notifications").fetchall() == [("",)]
 
 
-def test_next_driver_delivers_what_waits(outbox: Path) -> None:
-    _queue(outbox, "a", "b").close()
-    assert read_outbox(outbox).notifications == 2
-    with webhook_server() as webhook:
-        assert _deliver(outbox, webhook) == (0, None)
-    assert _ids(webhook) == ["a", "b"]
-
-
 def test_notifications_do_not_count_as_records(outbox: Path) -> None:
     _queue(outbox, "a").close()
     queue = Outbox(outbox)
@@ -92,17 +84,6 @@ def test_webhook_that_was_down_gets_all_later(outbox: Path) -> None:
         _until(lambda: len(webhook.taken) == 2)
         assert delivery.close(scaled(20)).waiting == 0
     assert _ids(webhook) == ["a", "b"]
-
-
-def test_error_of_webhook_is_tried_again(outbox: Path) -> None:
-    statuses = iter([500, 503, 429, 200, 200])
-    with webhook_server() as webhook:
-        webhook.answer = lambda _: next(statuses)
-        delivery = NotificationDelivery(_queue(outbox, "a", "b"), webhook.url)
-        _until(lambda: len(webhook.taken) == 2)
-        assert delivery.close(scaled(20)).waiting == 0
-    assert _ids(webhook) == ["a", "b"]
-    assert {one.headers["Idempotency-Key"] for one in webhook.received[:3]} == {"a"}
 
 
 def test_refused_notification_holds_up_no_other(outbox: Path) -> None:
@@ -165,13 +146,6 @@ def test_many_failures_end_the_attempts(outbox: Path, monkeypatch: pytest.Monkey
         _until(lambda: len(webhook.taken) == 2)
         delivery.close(scaled(20))
     assert _ids(webhook) == ["a", "b"]
-
-
-def test_without_address_all_waits(outbox: Path) -> None:
-    delivery = NotificationDelivery(_queue(outbox, "a"), None)
-    delivery.wake()
-    assert delivery.close(scaled(20)) == (1, None)
-    assert delivery.close(0.0) == (0, None)
 
 
 def test_planted_notification_is_an_error(outbox: Path) -> None:

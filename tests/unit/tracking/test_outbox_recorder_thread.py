@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 from tests.time_limits import Deadline, scaled
 from tracking import delivery_loop
 from tracking.delivery import TrackingServer
-from tracking.delivery_loop import DeliveryLoop, DeliveryThread
+from tracking.delivery_loop import DeliveryThread
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder, sync
@@ -48,39 +47,6 @@ def recorder_on(
     sweep = TrackedSweep(experiment=experiment, sweep_id="s1", outbox=outbox, **of_sweep)
     deliver = None if offline else lambda one: DeliveryThread(one, open_server)
     return Recorder("unused", None, sweep, deliver=deliver)
-
-
-def test_run_ids_are_known_once_delivered_and_after_a_restart(tmp_path: Path, server: Any) -> None:
-    recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    recorder.start(0, {}, {})
-    assert recorder.flush(10) == 0
-    known = read_outbox(tmp_path / "outbox")
-    assert None not in (known.experiment_id, known.sweep_run_id)
-    assert known.run_ids.keys() == {0}
-    assert recorder.close(10) == 0
-
-    gate = threading.Event()
-
-    def unreachable() -> TrackingServer:
-        gate.wait()
-        raise ConnectionRefusedError
-
-    recorder = recorder_on(tmp_path / "outbox", unreachable)
-    assert read_outbox(tmp_path / "outbox").run_ids == known.run_ids
-    assert recorder.pending() == 1
-    gate.set()
-    assert recorder.close(0.1) == 1
-
-
-def test_experiment_tags_are_known_once_delivered(tmp_path: Path, server: Any) -> None:
-    outbox, tags = tmp_path / "outbox", {"mlflow.sharedViewState.k": "{}"}
-    offline = recorder_on(outbox, lambda: server, experiment_tags=tags, offline=True)
-    offline.close(0)
-    assert read_outbox(outbox).experiment_tags == frozenset()
-    recorder = recorder_on(outbox, lambda: server)
-    assert recorder.close(10) == 0
-    assert server.experiment_tags() == tags
-    assert read_outbox(outbox).experiment_tags == {"mlflow.sharedViewState.k"}
 
 
 def test_recorder_calls_return_while_the_server_hangs(
@@ -162,29 +128,6 @@ def test_store_without_artifacts_is_reported_once_and_retried(
     assert len(texts) == 2
     assert texts[0].startswith("1 artifact waits: sweep.yaml of the sweep cannot be stored at ")
     assert texts[1] == "artifacts are stored again"
-
-
-def test_unreadable_outbox_does_not_end_the_delivery(
-    tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, times = Outbox.num_unacked_creates.fget, 0
-    assert read is not None
-
-    def num_unacked_creates(outbox: Outbox) -> int:
-        nonlocal times
-        times += 1
-        if times == 1:
-            raise sqlite3.OperationalError("disk I/O error")
-        return read(outbox)
-
-    monkeypatch.setattr(Outbox, "num_unacked_creates", property(num_unacked_creates))
-    recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    for first, last in ((1, 10), (11, disk_server.STEPS)):
-        recorder.log(0, disk_server.lines(0, first, last))
-        assert recorder.flush(10) == 0
-    assert recorder.close(10) == 0
-    assert times > 1
-    assert server.points(0) == disk_server.expected(0)
 
 
 class LateCreate:
@@ -296,20 +239,6 @@ def test_run_names_the_command_of_its_trial(
         assert "gradsweep.host" not in tags
 
 
-def test_run_rebuilt_from_its_curve_later_names_its_command(
-    tmp_path: Path, server: Any, disk_server: ModuleType
-) -> None:
-    """As a new store's are, of trials that wait for their turn."""
-    tags = {"gradsweep.command": "sweep resume"}
-    recorder = recorder_on(tmp_path / "outbox", lambda: server, inherited=tags)
-    recorder.log(0, disk_server.lines(0, 1, disk_server.STEPS))
-    assert recorder.flush(10) == 0
-    recorder.start(0, {"lr": 1}, {})
-    assert recorder.close(10) == 0
-    [(_, _, told)] = server.runs(0)
-    assert told["gradsweep.command"] == "sweep resume"
-
-
 def test_sync_without_records_creates_nothing(tmp_path: Path) -> None:
     assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
     assert not (tmp_path / "outbox").exists()
@@ -361,40 +290,6 @@ def test_sweep_id_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
         Recorder(
             "unused", None, TrackedSweep(experiment="x", sweep_id="a' or 'b", outbox=tmp_path)
         )
-
-
-def test_damaged_outbox_is_reported(
-    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "outbox").mkdir()
-    (tmp_path / "outbox" / "outbox.db").write_bytes(b"torn" * 500)
-    recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    assert recorder.close(10) == 0
-    assert "outbox.db.damaged-" in caplog.text
-
-
-def test_retry_waits_double_up_to_half_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.5)
-    waits: list[float] = []
-    enough = threading.Event()
-
-    def wait(drain: DeliveryLoop, seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 9:
-            enough.set()
-            drain._closing.wait()
-
-    monkeypatch.setattr(DeliveryLoop, "_pause", wait)
-
-    def refuse() -> TrackingServer:
-        raise ConnectionRefusedError
-
-    recorder = recorder_on(tmp_path / "outbox", refuse)
-    assert enough.wait(10)
-    recorder.close(0.0)
-    assert waits[:9] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
 def test_unresponsive_server_is_polled_faster_while_waited_for(

@@ -26,17 +26,6 @@ def test_command_line_is_recorded_without_secrets(tmp_path: Path) -> None:
     assert tags["mlflow.source.name"] == "sweep"
 
 
-def test_versions_and_machine_are_recorded(tmp_path: Path) -> None:
-    tags = provenance(tmp_path, ["sweep"])
-    assert {
-        "gradsweep.version.python",
-        "gradsweep.version.mlflow",
-        "gradsweep.host",
-    } <= tags.keys()
-    assert int(tags["gradsweep.num_cpus"]) >= 1
-    assert all(isinstance(value, str) for value in tags.values())
-
-
 def test_variables_that_decide_numbers_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,8 +66,3 @@ def test_git_state_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert tags["gradsweep.git.dirty"] == "false"
     (tmp_path / "a").write_text("2")
     assert provenance(tmp_path, ["sweep"])["gradsweep.git.dirty"] == "true"
-
-
-def test_machine_without_git_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "mlflow.source.git.commit" not in provenance(tmp_path, ["sweep"])

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.unit.tracking.test_delivery import House, fail_once, fail_sometimes
+from tests.unit.tracking.test_delivery import House, fail_sometimes
 from tracking.delivery import TAG_REPLACED, TAG_TRIAL
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
@@ -81,20 +81,6 @@ def test_failing_server_gets_one_new_run(house: House, seed: int) -> None:
     house.deliver()
     house.server.fault = fail_sometimes(seed, "", ConnectionResetError)
     house.outbox.replace_run(0)
-    _record_again(house, 0)
-    house.deliver()
-    _assert_recorded_once(house, 0)
-    assert len(_removed(house)) == 1
-
-
-@pytest.mark.parametrize("place", ["after set_status", "before set_tags"])
-def test_interrupted_removal_is_completed(house: House, place: str) -> None:
-    _fail(house, 0)
-    house.deliver()
-    house.outbox.replace_run(0)
-    house.server.fault = fail_once(place)
-    assert not house.attempt()
-    house.delivery = house.new_delivery()
     _record_again(house, 0)
     house.deliver()
     _assert_recorded_once(house, 0)

@@ -105,12 +105,6 @@ def test_redirect_is_not_followed(status: int) -> None:
     assert other.received == []
 
 
-def test_webhook_that_is_down_is_tried_again() -> None:
-    with webhook_server() as webhook:
-        pass
-    assert not _refusal(webhook.url).is_final
-
-
 def test_request_to_slow_webhook_ends() -> None:
     answers = threading.Event()
 

@@ -23,7 +23,6 @@ from sweeps.engine.cluster import (
     _make_check,
     _shared_directory,
     _unseen,
-    check_nodes,
     fault_of,
     machine_of,
     package_code,
@@ -32,9 +31,7 @@ from sweeps.engine.cluster import (
 from sweeps.engine.cluster_address import (
     ClusterRefused,
     find_address,
-    is_loopback,
     locate,
-    tcp_probe,
 )
 from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
@@ -119,17 +116,6 @@ def test_auto_finds_the_one_cluster_of_this_machine(
         locate("auto")
 
 
-def test_loopback() -> None:
-    assert [is_loopback(f"{host}:1") for host in ("127.0.0.2", "localhost", "[::1]")] == [True] * 3
-    assert not any(is_loopback(f"{host}:1") for host in ("10.0.0.5", "head"))
-
-
-def test_listening_address_is_reachable(listener: str) -> None:
-    assert tcp_probe(listener) is None
-    assert "refused" in str(tcp_probe("127.0.0.1:1"))
-    assert "label empty or too long" in str(tcp_probe("head..example:6379"))
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     files = {
@@ -180,15 +166,6 @@ def test_task_code_ignored_by_git_is_refused(project: Path, ignored: str) -> Non
         package_code(project, project / "runs", ["json", "task", "package.deep.module"])
 
 
-def test_installed_tasks_are_not_uploaded(project: Path) -> None:
-    assert package_code(project, project / "runs", []) is None
-    assert package_code(project, project / "runs", ["json", "elsewhere.task"]) is None
-    package = package_code(project, project.parent / "runs", ["json", "package.deep.module"])
-    assert package is not None
-    assert package.warning() is None
-    assert "/runs" not in package.excludes
-
-
 def test_oversized_upload_is_refused_and_largest_file_named(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,12 +196,6 @@ def test_node_faults_are_named(answer: dict[str, Any] | str, said: str | None) -
         assert fault is None
     else:
         assert re.match(said, str(fault)), fault
-
-
-def test_a_cluster_without_cpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ClusterRefused, match="no node of the cluster has CPUs"):
-        check_nodes({"a": NODE | {"Resources": {"memory": 1.0}}}, tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_impossible_request_names_the_largest_node() -> None:

@@ -89,31 +89,3 @@ def test_tests_use_private_names_of_ray_in_few_files() -> None:
 def test_each_exception_is_needed(name: str) -> None:
     lines = [line for path, line in _lines(*PRODUCT, "tests") if path.startswith(name)]
     assert any(PRIVATE.search(line) or VARIABLE.search(line) for line in lines)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from ray._private import worker",
-        "from ray._raylet import GcsClient",
-        "node = ray._private.worker._global_node",
-        "from ray.tune.execution.tune_controller import TuneController",
-        "from ray.tune.schedulers import (FIFOScheduler, _private)",
-        "trial.max_failures = 0",
-    ],
-)
-def test_a_private_name_is_found(line: str) -> None:
-    assert PRIVATE.search(line) or INTERNAL_ATTRIBUTE.search(line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from ray.tune import Callback, TuneError",
-        "from ray.tune.experiment import Trial",
-        "failure_config=tune.FailureConfig(max_failures=-1),",
-        "ray.init(address=address)",
-    ],
-)
-def test_a_public_name_is_none(line: str) -> None:
-    assert [*PRIVATE.finditer(line), *INTERNAL_ATTRIBUTE.finditer(line)] == []

@@ -73,13 +73,6 @@ def test_library_that_takes_signals_does_not_block_them() -> None:
         assert len(taken) == 2
 
 
-def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with Heard().interruption, exit_on_signal():
-        pass
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-
-
 def test_first_signal_exits_when_nothing_is_to_drain() -> None:
     with pytest.raises(ExitRequested) as left, exit_on_signal():
         os.kill(os.getpid(), signal.SIGTERM)

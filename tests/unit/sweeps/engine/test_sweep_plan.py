@@ -65,10 +65,6 @@ def test_hours_are_those_of_the_expected_epochs() -> None:
     assert found["expected_steps"] == round(plan.expected_epochs * 100)
 
 
-def test_sweep_takes_as_long_as_one_whole_trial() -> None:
-    assert _plan(ASHA, at_once=24).seconds == pytest.approx(10 * 60, rel=0.06)
-
-
 def test_trials_on_gpus_are_counted_in_gpu_hours() -> None:
     spec = parse_spec(SPEC + SPACE, "s.yaml")
     plan = make_plan(spec, ResourcePlan(4, 0.25, 4), TaskFacts(**FACTS), memory=None)
@@ -96,12 +92,6 @@ def test_disk_holds_the_newest_checkpoints_and_the_best(more: str, kept: int) ->
     plan = _plan(more)
     assert plan.checkpoints_kept == kept
     assert plan.disk_bytes == 24 * kept * 50 * 2**20
-
-
-def test_plan_names_the_values_that_change_what_a_trial_takes() -> None:
-    sizes = "  train.batch_size: {choice: [8, 16]}\n  task.width: {int: [32, 64]}\n"
-    assert _plan(SPACE + sizes).measured_with == {"train.batch_size": 8, "task.width": 32}
-    assert _plan(SPACE).measured_with == {}
 
 
 @pytest.mark.parametrize(("limit", "can_end"), [(8, True), (9, False)])
@@ -183,8 +173,3 @@ def test_plan_of_searched_ranks_is_that_of_the_most() -> None:
     assert plan.ranks.sentences()[0].startswith("1 to 4 for each trial; of 4, each takes ")
     assert (plan.trials_at_once, plan.cpu, plan.trial_memory_bytes) == (2, 4, 4 * 2**30)
     assert plan.measured_with == {"resources.workers": 4}
-
-
-def test_plan_of_one_process_has_no_ranks() -> None:
-    assert _plan().ranks is None
-    assert "ranks" not in dict(_plan().rows())

@@ -40,12 +40,6 @@ def test_a_limit_that_is_too_small_is_named(limits: str, told: str) -> None:
     assert told in _limited(limits)
 
 
-def test_processes_are_counted_for_all_but_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
-    assert any(one.startswith("ulimit -u is 100;") for one in shortages())
-
-
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -68,13 +62,6 @@ def test_temporary_space_is_named(
     monkeypatch.setattr(os, "statvfs", statvfs)
     assert told in shortages()[0]
     assert shortages()[0].startswith("/tmp ")
-
-
-def test_a_directory_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(system_limits, "TEMPORARY", tmp_path / "gone")
-    assert shortages()[0].startswith(f"{tmp_path}/gone cannot be used")
 
 
 FREE = resource.RLIM_INFINITY
@@ -112,23 +99,6 @@ def test_too_low_limit_refuses_the_start(
         check_limits()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("RLIMIT_AS", 5 * 2**30),
-        ("RLIMIT_FSIZE", 128 * 2**20),
-        ("RLIMIT_NOFILE", 128),
-        ("RLIMIT_NPROC", 500),
-    ],
-)
-def test_under_a_doubtful_limit_ray_is_tried(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: int
-) -> None:
-    _set_limits(monkeypatch, **{name: (value, value)})
-    check_limits()
-    assert shortages()  # named, should Ray not come up
-
-
 @pytest.mark.parametrize(("hard", "allowed"), [(FREE, 4096), (1000, 1000), (20_000, 4096)])
 def test_open_file_limit_is_raised(
     monkeypatch: pytest.MonkeyPatch, hard: int, allowed: int
@@ -136,12 +106,6 @@ def test_open_file_limit_is_raised(
     asked = _set_limits(monkeypatch, RLIMIT_NOFILE=(60, hard))
     check_limits()
     assert asked == [(allowed, hard)]
-
-
-def test_enough_open_files_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _set_limits(monkeypatch, RLIMIT_NOFILE=(1024, 20_000))
-    check_limits()
-    assert asked == []
 
 
 def test_missing_temporary_directory_refuses_the_start(

@@ -57,20 +57,6 @@ def test_largest_trial_has_the_most_expensive_value(line: str, key: str, value: 
     assert found == value
 
 
-def test_largest_trial_takes_largest_numbers_and_first_choices() -> None:
-    spec = _spec(
-        "task.hidden: {choice: [16, 64, 32]}",
-        "task.kind: {choice: [small, large]}",
-        "task.dropout: {uniform: [0.0, 0.5]}",
-    )
-    assert largest_config(spec).task.arguments == {
-        "samples": 20,
-        "hidden": 64,
-        "kind": "small",
-        "dropout": 0.5,
-    }
-
-
 def test_largest_trial_has_no_inactive_parameter() -> None:
     spec = _spec(
         "task.kind: {choice: [small, large]}",
@@ -175,14 +161,6 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def test_task_output_may_be_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = "import os", "os.write(2, b'\\xff')", "from trainable.tasks.spiral import Spiral"
-    (tmp_path / "loud.py").write_text("\n".join(lines))
-    spec = with_overrides(_spec(), ["task.name=loud:Spiral"])
-    assert TaskInspector(spec, ResourcePlan(1, 0, 4)).facts().num_train == 60
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,3 @@ def test_trial_that_progresses_each_time_is_never_given_up() -> None:
     losses.started(0, newest=5)
     assert all(losses.lost(0, newest) for newest in range(6, 50))
     assert [losses.lost(0, 49) for _ in range(3)] == [True, True, False]
-
-
-def test_earlier_checkpoints_are_no_progress() -> None:
-    losses = CrashCounter(max_retries=0)
-    losses.started(0, newest=5)
-    assert [losses.lost(0, 5) for _ in range(3)] == [True, True, False]

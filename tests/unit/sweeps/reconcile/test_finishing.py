@@ -30,7 +30,6 @@ from sweeps.run.session import open_ledger
 from sweeps.spec.revisions import read_spec, write_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.stopping.rule import Standing
-from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
@@ -260,26 +259,6 @@ def test_status_counts_it_beside_the_search(sweep: MadeSweep) -> None:
     assert view.trial_state(view.records[4]) == "waiting"
 
 
-def test_running_sweep_is_refused(sweep: MadeSweep) -> None:
-    lock = SweepLock(sweep.paths.lock)
-    lock.acquire()
-    try:
-        command = ["resume", "small", "0", "--finish", "--root", str(sweep.paths.root)]
-        done = CliRunner().invoke(app, command)
-    finally:
-        lock.release()
-    assert (done.exit_code, done.stdout) == (4, "")
-    assert len(sweep.ledger.trials()) == 4
-
-
-@pytest.mark.parametrize("text", ["", "x", "1.5", "0,", "0 1"])
-def test_malformed_numbers_are_refused(sweep: MadeSweep, text: str) -> None:
-    command = ["resume", "small", text, "--finish", "--root", str(sweep.paths.root)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert "must be a whole number" in " ".join(done.stderr.split())
-
-
 def test_best_offers_to_finish_a_pruned_winner(sweep: MadeSweep) -> None:
     root = ["--root", str(sweep.paths.root)]
     shown = CliRunner().invoke(app, ["best", "small", *root]).stdout
@@ -303,18 +282,6 @@ def test_stop_criteria_do_not_see_it(tmp_path: Path) -> None:
     made.add("complete", 0.2)
     trials = _open(made).trials()
     assert active_stop_criterion(made.spec, trials, 0.0) is not None
-
-
-def test_it_runs_where_others_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = MadeSweep(tmp_path, more=ASHA.replace("asha", "asha_promote"))
-    made.add("pruned", 1.0, 0.5)
-    _with_files(made, 0)
-    other = made.add(None, 1.0)
-    ledger = _open(made, 0)
-    ledger.report(2, epoch=1, step=10, value=0.1)
-    view = made.view
-    monkeypatch.setattr(view, "running", True)
-    assert [view.trial_state(view.records[n]) for n in (other, 2)] == ["waiting", "running"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away; run it as root")

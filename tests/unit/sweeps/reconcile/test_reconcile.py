@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from datetime import datetime
@@ -58,7 +56,7 @@ from tracking.outbox_status import read_outbox
 from trainable.errors import NonFiniteMetric
 from trainable.store.local import LocalFiles
 from trainable.store.manifest import STATE
-from trainable.store.metrics_file import CurveDamaged, Row, read_rows
+from trainable.store.metrics_file import Row, read_rows
 
 SPEC = """
 name: quad
@@ -289,20 +287,6 @@ def sweep(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> Sweep:
     return Sweep(paths, spec, ledger)
 
 
-def test_fully_trained_trial_finishes_without_a_worker(sweep: Sweep) -> None:
-    number = sweep.ask()
-    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
-    sweep.apply()
-    record = sweep.ledger.trial(number)
-    assert (record.state, record.reports) == ("complete", {1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1})
-    run = sweep.recorder.runs[number]
-    assert run.status == "FINISHED"
-    assert float(run.params["train.optimizer.lr"]) == record.params["train.optimizer.lr"]
-    assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
-        2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
-    }  # fmt: skip
-
-
 def test_resent_run_has_the_times_of_its_trial(sweep: Sweep) -> None:
     """Another store is told of all trials, months later, too."""
     ended, going_on = sweep.ask(), sweep.ask()
@@ -398,36 +382,6 @@ def test_patience_needs_the_checkpoint_of_the_last_report(sweep: Sweep) -> None:
     sweep.commit(number, 2)
     sweep.apply()
     assert sweep.ledger.trial(number).state == "running"
-
-
-def test_reports_within_an_epoch_are_known_by_their_numbers(sweep: Sweep) -> None:
-    sweep.spec = parse_spec(
-        SPEC.replace("{epochs: 4}", "{steps: 8, report_every: 2}"), "quad.yaml"
-    )
-    number = sweep.ask()
-    rows = [
-        Row(2 * n, 0, {"val/loss": 1 / n, "epoch": n / 3, "report": float(n)}) for n in range(1, 5)
-    ]
-    append_rows(sweep.paths.trial(number), rows)
-    sweep.commit(number, 4)
-    sweep.apply()
-    record = sweep.ledger.trial(number)
-    assert (record.state, record.reports) == ("complete", {1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
-
-
-def test_run_of_an_ended_trial_keeps_trained_parameters(
-    sweep: Sweep,
-) -> None:
-    number = sweep.ask()
-    outbox = Outbox(sweep.paths.outbox)
-    outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
-    outbox.close()
-    sweep.recorder.start(number, {"train.optimizer.weight_decay": 0.5}, {})
-    sweep.train(number, [0.4, 0.3, 0.2, 0.1])
-    sweep.apply()
-    run = sweep.recorder.runs[number]
-    assert (run.status, run.params) == ("FINISHED", {"train.optimizer.weight_decay": "0.5"})
-    assert not [tag for tag in run.tags if "weight_decay" in tag]
 
 
 def test_last_epoch_without_sound_checkpoint_is_retrained(sweep: Sweep) -> None:
@@ -548,18 +502,6 @@ def test_trial_with_a_lost_run_is_resent_once(sweep: Sweep) -> None:
     ]
 
 
-def test_run_left_running_by_a_dead_driver_is_killed(sweep: Sweep) -> None:
-    number = sweep.ask()
-    outbox = Outbox(sweep.paths.outbox)
-    outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
-    outbox.close()
-    assert sweep.corrections() == [OrphanedRun(number)]
-    sweep.apply()
-    run = sweep.recorder.runs[number]
-    assert (run.status, run.tags["stopped_by"]) == ("KILLED", "interrupt")
-    assert sweep.ledger.trial(number).state == "running"
-
-
 def test_sync_repairs_tracking_only_and_once(sweep: Sweep) -> None:
     failed, trained, going_on = sweep.ask(), sweep.ask(), sweep.ask()
     outbox = Outbox(sweep.paths.outbox)
@@ -652,21 +594,3 @@ def test_gap_stops_everything_before_any_write(sweep: Sweep) -> None:
             sweep.recorder,
         )  # fmt: skip
     assert list(sweep.recorder.runs) == [None]
-
-
-def test_a_damaged_curve_is_named(sweep: Sweep) -> None:
-    number = sweep.ask()
-    sweep.train(number, [0.4])
-    curve = sweep.paths.trial(number) / "metrics.jsonl"
-    curve.write_bytes(curve.read_bytes().replace(b'"step"', b"\xffstep", 1))
-    with pytest.raises(CurveDamaged, match=r"0000/metrics\.jsonl is damaged .* restore the file"):
-        sweep.corrections()
-
-
-def test_collecting_facts_imports_neither_torch_nor_ray() -> None:
-    program = (
-        "import sys, sweeps.reconcile.collect_state, sweeps.reconcile.reconcile; "
-        "sys.exit(str({'torch', 'ray', 'mlflow'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stderr == "set()\n"

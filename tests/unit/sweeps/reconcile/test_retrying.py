@@ -15,7 +15,6 @@ import pytest
 
 from sweeps.errors import OriginChanged, UserError
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile import retrying
 from sweeps.reconcile.collect_state import read_sweep_state
@@ -134,12 +133,6 @@ def test_only_failed_trials_run_again(sweep: MadeSweep, number: int, why: str) -
     assert read_spec(sweep.paths.spec).number == 1
 
 
-def test_sweep_without_failed_trials_is_refused(tmp_path: Path) -> None:
-    made = MadeSweep(tmp_path)
-    made.add("complete", 1.0)
-    assert "no failed trial" in _refused(made)
-
-
 def test_member_of_a_population_is_refused(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="early_stopping: {scheduler: pbt, interval_epochs: 2}")
     made.add("failed", 1.0, reason="ValueError: no")
@@ -177,15 +170,6 @@ def test_chosen_trials_are_reopened(
     assert said[0] == f"retry {each}"
     assert read_spec(sweep.paths.spec).number == 2
     assert f": retry {each}\n" in sweep.paths.spec.read_text()
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_retry_without_a_checkpoint_begins_again(tmp_path: Path, fresh: bool) -> None:
-    made = MadeSweep(tmp_path)
-    made.add("failed", 1.0, 0.5, reason="ValueError: no")
-    _with_files(made, 0, saved=0)
-    one = _open(made, RetryRequest(fresh=fresh)).trial(0)
-    assert (one.reports, one.step, one.failed_attempts[0].continued_at) == ({}, 0, 0)
 
 
 def test_damaged_checkpoints_are_refused(sweep: MadeSweep) -> None:
@@ -318,22 +302,6 @@ def test_asking_twice_runs_it_again_once(sweep: MadeSweep) -> None:
     assert len(ledger.trial(FAILED).failed_attempts) == 1
     assert "has not ended" in _refused(sweep, FAILED, fresh=True)
     assert ALL.choose(sweep.view.with_spec(sweep.spec)) == []
-
-
-def test_trial_may_fail_and_run_again_twice(sweep: MadeSweep) -> None:
-    ledger = _reopen(sweep, RetryRequest((FAILED,)))
-    ledger.start(FAILED)
-    ledger.finish(FAILED, "failed", reason="KeyError: next")
-    one = _open(sweep, RetryRequest((FAILED,))).trial(FAILED)
-    assert [failed.reason for failed in one.failed_attempts] == [
-        "ValueError: the bug",
-        "KeyError: next",
-    ]
-
-
-def test_stopped_by_the_user_is_not_retried(sweep: MadeSweep) -> None:
-    sweep.ledger.finish(WAITING, "pruned", reason=BY_THE_USER)
-    assert "3 --finish" in _refused(sweep, WAITING)
 
 
 def test_fresh_retry_empties_an_object_store(

@@ -11,9 +11,8 @@ import pytest
 
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
+from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.trials import TrialRecord, TrialSummary
-from sweeps.paths import SweepPaths
 from sweeps.reconcile.reconcile import (
     MissingParams,
     MissingRun,
@@ -24,9 +23,7 @@ from sweeps.reconcile.reconcile import (
     reconcile,
 )
 from sweeps.reconcile.stop_criteria import StopCriterionMet, StopMonitor, active_stop_criterion
-from sweeps.recording.tags import end_tags
 from sweeps.spec.spec import SweepSpec, parse_spec
-from sweeps.view.sweep_view import SweepView
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPEC = """
@@ -64,10 +61,6 @@ def _trials(*told: tuple[str, float | None], reason: str | None = None) -> list[
 def _key(spec: SweepSpec, trials: list[TrialSummary], seconds: float = 0.0) -> str | None:
     found = active_stop_criterion(spec, trials, seconds)
     return found and found.key
-
-
-def test_sweep_without_criteria_is_not_stopped() -> None:
-    assert _key(_spec("{}"), _trials(("complete", 0.0)), seconds=1e9) is None
 
 
 @pytest.mark.parametrize(
@@ -181,14 +174,6 @@ def test_each_criterion_names_how_to_continue() -> None:
         assert found is not None
         change = parse_spec(spec.to_yaml(), "s.yaml", found.continue_overrides)
         assert active_stop_criterion(change, trials, 3600.0) is None
-
-
-def test_stop_at_the_last_trials_asks_for_more() -> None:
-    spec = _spec("{hours: 1}").model_copy(update={"trials": 2})
-    cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
-    found = active_stop_criterion(spec, cut, 3600.0)
-    assert found is not None
-    assert found.continue_overrides == ("stop.hours=2", "trials=4")
 
 
 @pytest.mark.parametrize(("points", "go_on"), [(2, ()), (3, ("stop.hours=2", "trials=3"))])
@@ -308,28 +293,3 @@ def test_stopped_sweep_is_finished_until_its_spec_changes(tmp_path: Path) -> Non
 def test_unfinished_trials_end_with_the_sweep(trial: TrialState, expected: list[Any]) -> None:
     facts = SweepState((trial,), parameters=frozenset(OPEN.params), num_awaited=4, stop="why")
     assert reconcile(facts) == expected
-
-
-@pytest.mark.parametrize(
-    ("reason", "stopped_by"),
-    [
-        (None, "asha_promote"),
-        (BY_THE_USER, "user"),
-        (BY_ANOTHER_REQUEST, "user"),
-        (BY_THE_SWEEP + "time", "sweep"),
-    ],
-)
-def test_pruned_run_names_what_pruned_it(reason: str | None, stopped_by: str) -> None:
-    early = "{}\nearly_stopping: {scheduler: asha_promote}"
-    record = replace(OPEN, state="pruned", reason=reason)
-    assert (
-        end_tags(record, _spec(early), SweepPaths(Path("runs"), "x"))["stopped_by"] == stopped_by
-    )
-
-
-def test_inspecting_a_stopped_sweep_shows_the_same_time(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, more="stop: {hours: 1}")
-    sweep.add("complete", 0.5)
-    assert SweepView(sweep.paths).state == "interrupted"
-    sweep.ledger.store_seconds(3600.0)
-    assert SweepView(sweep.paths).state == "finished"

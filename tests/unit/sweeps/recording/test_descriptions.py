@@ -12,7 +12,7 @@ from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep, describe_trial
-from sweeps.recording.tags import BY_THE_USER, SWEEP_RESUMED, end_tags
+from sweeps.recording.tags import BY_THE_USER, end_tags
 from sweeps.spec.spec import SweepSpec, parse_spec
 
 REASON = "asha at epoch 3: val/loss 0.2139, needed <= 0.1144, rank 11 of 12"
@@ -62,12 +62,6 @@ def test_a_pruned_trial(spec: SweepSpec) -> None:
         "Searched: `lr 0.04971`, `max_norm 2.025`",
         "Checkpoint: epoch 2, step 46; export: `sweep best small 2 --export DIR`",
     ]
-
-
-def test_a_complete_trial(spec: SweepSpec) -> None:
-    first, *others = _lines(_trial("complete", epoch=10), spec)
-    assert first == "**Complete** after 10 epochs, `best val/loss 0.1023` at epoch 2."
-    assert [line.split(":")[0] for line in others] == ["Searched", "Checkpoint"]
 
 
 def test_trials_that_did_not_end_as_planned(spec: SweepSpec) -> None:
@@ -122,10 +116,6 @@ def test_the_run_of_a_sweep(spec: SweepSpec) -> None:
     assert "**1 of 3 trials**" in none
     assert "Why it ended: `oom`" in none
     assert "Best" not in none
-
-
-def test_a_resumed_sweep_has_no_description() -> None:
-    assert SWEEP_RESUMED[DESCRIPTION] == ""
 
 
 def test_command_of_another_root_names_it(spec: SweepSpec, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION
-from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
+from sweeps.recording.tags import attempt_tags, curve_tags, end_tags
 from sweeps.spec.spec import SweepSpec
 from tracking.trial_log import thin_rows
 from trainable.store.metrics_file import Row
@@ -31,10 +31,6 @@ def curve(steps: int, *, layers_every: int = 0) -> list[Row]:
             metrics |= {"val/loss": 2 / step, "epoch": step / EPOCH}
         rows.append(Row(step, 1000 + step, metrics))
     return rows
-
-
-def test_every_step_is_recorded_unless_asked_otherwise() -> None:
-    assert list(thin_rows(curve(40), 1)) == curve(40)
 
 
 def test_first_nth_and_epoch_end_steps_are_kept() -> None:
@@ -78,14 +74,6 @@ def test_result_does_not_depend_on_arrival_order(every: int, cuts: list[int]) ->
     )
 
 
-def test_sweep_records_what_its_curves_omit() -> None:
-    assert curve_tags([1]) == curve_tags([1, 1]) == {}
-    thinned = (
-        "the first step, every 10 steps, and each epoch's end; every step is in metrics.jsonl"
-    )
-    assert curve_tags([10]) == curve_tags([10, 10]) == {"curves": thinned}
-
-
 def test_sweep_records_when_its_downsampling_changed() -> None:
     def thinned(every: int) -> str:
         return f"the first step, every {every} steps, and each epoch's end"
@@ -120,14 +108,6 @@ def test_first_command_is_kept_and_later_ones_numbered() -> None:
 
 def _record(number: int, state: str = "complete", **known: object) -> TrialRecord:
     return TrialRecord(number=number, state=state, params={}, reports={}, value=None, **known)  # type: ignore[arg-type]
-
-
-def test_sweep_tags_trials_with_health_warnings() -> None:
-    assert health_tags([_record(0), _record(1)]) == {}
-    records = [_record(0, signals=("it grew", "it fell")), _record(1), _record(2, signals=("x",))]
-    assert health_tags(records) == {
-        "health": "2 of 3 trials; trial 0: it grew, it fell; trial 2: x"
-    }
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,3 @@ def test_trial_without_a_readable_configuration_starts(
     file = sweep.paths.trial(0) / TRIAL_CONFIG
     file.unlink() if content is None else file.write_bytes(content)
     assert _keep(sweep, _config(sweep)) == []
-
-
-def test_trial_that_saved_nothing_starts_anew(sweep: MadeSweep) -> None:
-    assert _keep(sweep, _config(sweep, batch_size=32)) == []

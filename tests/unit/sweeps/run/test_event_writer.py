@@ -188,16 +188,6 @@ def test_last_report_and_end_share_a_transaction_once_stored(kept: Kept) -> None
     assert kept.recorder.runs[kept.number].tags["best_epoch"] == "1"
 
 
-def test_unstored_last_report_reaches_the_ledger_first(
-    kept: Kept,
-) -> None:
-    kept.reports(1, ending="finished")
-    kept.ends()
-    assert kept.written() == [
-        "fence", "commit", "fence", "recorder.follow", "view.reported", *_END,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("what", ["is read", "is lost", "is interrupted", "fails"])
 def test_last_report_is_written_before_any_end(kept: Kept, what: str) -> None:
     kept.reports(1, ending="finished", saved=True)
@@ -286,28 +276,6 @@ def test_replaced_driver_stops_writing(kept: Kept) -> None:
     with pytest.raises(LockLost):
         kept.keeper.flush()
     assert kept.diary.done.count("recorder.follow") == 1
-
-
-@pytest.mark.parametrize(("scheduler", "waits"), [("asha_promote", False), ("pbt", True)])
-def test_member_continues_once_its_new_parameters_are_sent(
-    kept: Kept, scheduler: str, waits: bool
-) -> None:
-    spec = kept.sweep.spec
-    stopping = spec.early_stopping.model_copy(update={"scheduler": scheduler})
-    kept.keeper._spec = spec.model_copy(update={"early_stopping": stopping})
-    kept.keeper._trials[kept.number].phase = "paused"
-    settled: list[None] = []
-    kept.keeper.flush = lambda: settled.append(None)  # type: ignore[method-assign]
-    kept.starts()
-    assert bool(settled) == waits
-
-
-def test_leftovers_of_a_worker_are_read_before_the_next_starts(kept: Kept) -> None:
-    kept.starts()
-    assert "view.started" in kept.diary.done
-    kept.written()
-    kept.starts()
-    assert "view.started" in kept.diary.done
 
 
 def test_error_is_raised_at_next_call_and_writing_stops(

@@ -13,12 +13,6 @@ from sweeps.engine.trial_process import group_of
 
 
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD"])
-def test_trial_of_one_worker_is_placed_as_an_actor(strategy: str) -> None:
-    made = group_of({"CPU": 2, "GPU": 0.5}, strategy, {"workers": 1})
-    assert made == PlacementGroupFactory([{"CPU": 2, "GPU": 0.5}])
-
-
-@pytest.mark.parametrize("strategy", ["PACK", "SPREAD"])
 def test_each_worker_has_a_bundle(strategy: str) -> None:
     made = group_of({"CPU": 2, "GPU": 1}, strategy, {"workers": 3})
     assert made == PlacementGroupFactory([{"CPU": 2, "GPU": 1}] * 3, strategy=strategy)

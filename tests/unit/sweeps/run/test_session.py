@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from sweeps.errors import OriginChanged, SearchChanged
-from sweeps.run.driver import run_sweep
 from sweeps.run.session import SweepSession, open_ledger
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import SweepSpec
 from tests.fake_checkpoints import commit
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides
-from tests.unit.sweeps.sweep_factory import RATE, MadeSweep, RunsNoTrial, prepared
-from trainable.checkpoint import CheckpointStore
+from tests.unit.sweeps.sweep_factory import RATE, MadeSweep, prepared
 
 NO_RECORDER: Any = None
 
@@ -65,30 +63,6 @@ def test_checkpoint_before_first_report_keeps_its_settings(tmp_path: Path, count
     _resume(made, "seed=2", accepted=True)
     made.ledger.finish(number, "failed", reason="KeyError: 'width'")
     _resume(made, "seed=3")  # of which nothing goes on, and which has no value to compare
-
-
-def test_stores_are_read_only_if_the_ledger_cannot_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = MadeSweep(tmp_path)
-    made.add(None)  # never begun
-    for _ in range(3):
-        made.ledger.start(number := made.add(None))
-        commit(made.paths.trial(number), 0, step=29)
-    asked: list[CheckpointStore] = []
-
-    def generations(store: CheckpointStore) -> list[str]:
-        asked.append(store)
-        return ["step-00000029"] * (len(asked) > 1)
-
-    monkeypatch.setattr(CheckpointStore, "generations", generations)
-    with pytest.raises(OriginChanged):
-        _resume(made, "seed=1")
-    assert len(asked) == 2, "the first that has one says it"
-    made.add("pruned", 0.5)
-    with pytest.raises(OriginChanged):
-        _resume(made, "seed=1")
-    assert len(asked) == 2, "a report says it"
 
 
 def _told_beyond_its_checkpoint(made: MadeSweep) -> int:
@@ -153,15 +127,6 @@ def test_what_a_report_is_cannot_change(tmp_path: Path, overrides: list[str]) ->
     check_search_changes(after, with_overrides(after, [f"budget.{after.budget.unit}=200"]), 1)
 
 
-def test_finished_trials_do_not_forbid_other_settings(tmp_path: Path) -> None:
-    made = MadeSweep(tmp_path)
-    ended, saved = _told_beyond_its_checkpoint(made), _told_beyond_its_checkpoint(made)
-    made.ledger.finish(ended, "pruned")
-    commit(made.paths.trial(saved), 3, step=30)
-    made.add(None)
-    _resume(made, "train.clip.max_norm=2.5")
-
-
 NOTHING_LEFT = "no trials remain; the changes affect only new trials; "
 ANOTHER = "start a new sweep with: sweep run FILE --name NAME"
 
@@ -191,33 +156,6 @@ def test_change_without_remaining_trials_warns(
     if remedy is not None:
         remedy = NOTHING_LEFT + remedy.format(resume="sweep resume small", root=tmp_path)
     assert told == remedy
-
-
-def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
-    made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
-    made.add("complete", 0.5)
-    spec = with_overrides(made.spec, ["budget.epochs=20"])
-    told = SweepSession(
-        made.paths, spec, made.ledger, NO_RECORDER, lambda: None
-    ).no_effect_warning(made.spec)
-    assert told is not None
-    assert told.startswith(f"{NOTHING_LEFT}add trials with: sweep resume small -s stop.value=null")
-
-
-def test_resume_warns_of_a_change_without_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = MadeSweep(tmp_path)
-    for _ in range(3):
-        number = made.add("complete", 0.7)
-        made.paths.trial(number).mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr("sweeps.run.driver.finalize_attempt", lambda *_: None)
-    spec = with_overrides(made.spec, ["budget.epochs=20"])
-    display = RunsNoTrial()
-    run_sweep(prepared(made.paths, spec, offline=True), display, lambda _: None)
-    changed, nothing = display.warnings
-    assert changed == "changed: budget.epochs: 10 -> 20"
-    assert nothing.startswith(NOTHING_LEFT)
 
 
 def test_driver_knows_under_which_budgets_a_sweep_has_trained(tmp_path: Path) -> None:

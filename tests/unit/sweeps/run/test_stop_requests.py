@@ -118,20 +118,6 @@ def test_trial_end_is_reported_with_its_result(paths: SweepPaths, driver: Driver
     assert not driver.wishes.drain
 
 
-def test_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driver) -> None:
-    def die(it: Driver) -> bool:
-        if it.wishes.trials:
-            it.lock.release()
-        return bool(it.wishes.trials)
-
-    driver.answers(die)
-    stopped = stop_requests.stop_trial(paths, 1, seconds=10, say=_silent)
-    assert not stopped.done
-    assert stopped.message == (
-        f"the sweep ended before trial 1 did; resume the sweep with: {paths.command('resume')}"
-    )
-
-
 def test_requests_to_an_earlier_driver_are_ignored(
     paths: SweepPaths, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

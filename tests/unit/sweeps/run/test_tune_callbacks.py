@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import math
 import socket
 from collections.abc import Callable
 from numbers import Number
@@ -27,7 +26,6 @@ from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.trial_log import Target
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
-from trainable.errors import NonFiniteMetric
 
 _METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
 
@@ -53,15 +51,24 @@ def _result() -> dict[str, Any]:
     }
 
 
+def _trial(number: int, **more: Any) -> Any:
+    """A trial of Tune."""
+    config = {"number": number, "params": {}, "seed": ("trial", number)}
+    return SimpleNamespace(config=config, **more)
+
+
+def _silent(*verbs: str) -> Any:
+    """A progress display that shows nothing of these events."""
+    return SimpleNamespace(**dict.fromkeys(verbs, lambda *_: None))
+
+
 def test_tune_keeps_only_result_keys_it_needs(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
     shown: list[TrialProgress] = []
     view: Any = SimpleNamespace(reported=shown.append)
     keeper = sweep.handler(recorder, view)
-    trial: Any = SimpleNamespace(
-        config={"number": number, "params": {}, "seed": ("trial", number)}
-    )
+    trial = _trial(number)
     recorder.start(number, {}, {})
 
     result = _result()
@@ -87,9 +94,7 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     shown: list[int] = []
     view: Any = SimpleNamespace(reported=lambda progress: shown.append(progress.epoch))
     keeper = sweep.handler(recorder, view)
-    trial: Any = SimpleNamespace(
-        config={"number": number, "params": {}, "seed": ("trial", number)}
-    )
+    trial = _trial(number)
     recorder.start(number, {}, {})
     first, second, last = (
         {
@@ -131,10 +136,9 @@ def test_the_mark_of_a_state_without_a_model_follows_the_best_state(tmp_path: Pa
     recorder.start(number, {}, {})
     said = []
     for mark in ({"lacks_model": True}, {}, {"lacks_model": False}):  # a driver for each
-        view: Any = SimpleNamespace(**dict.fromkeys(("reported", "started"), lambda *_: None))
+        view = _silent("reported", "started")
         keeper = sweep.handler(recorder, view)
-        config = {"number": number, "params": {}, "seed": ("trial", number)}
-        trial: Any = SimpleNamespace(config=config)
+        trial = _trial(number)
         keeper.on_trial_start(0, [trial], trial)
         keeper.on_trial_result(0, [trial], trial, _result() | {"ending": "running"} | mark)
         keeper.flush()
@@ -147,7 +151,7 @@ def test_where_an_exempt_trial_would_stop_is_kept_once(tmp_path: Path) -> None:
     number = sweep.add(None)
     recorder.start(number, {}, {})
     found: dict[int, WouldStop] = {}
-    view: Any = SimpleNamespace(reported=lambda _: None)
+    view = _silent("reported")
     keeper = sweep.handler(recorder, view)
     keeper._scheduler.would_stop = found
     trial: Any = SimpleNamespace(config={"number": number, "params": {}, "exempt": True})
@@ -170,9 +174,7 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     number = sweep.add(None)
     with_the_node = RuntimeError("its node died")
     alone = RuntimeError("the process of rank 1 was lost: killed")
-    trial: Any = SimpleNamespace(
-        config={"number": number, "params": {}, "seed": ("trial", number)}
-    )
+    trial = _trial(number)
     said: list[str] = []
     view: Any = SimpleNamespace(
         started=lambda *_: None, warned=lambda _, sentence: said.append(sentence)
@@ -194,14 +196,8 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
 def test_sweep_ends_if_ray_starts_no_worker(tmp_path: Path) -> None:
     sweep, now = MadeSweep(tmp_path), [100.0]
     number = sweep.add(None)
-    trial: Any = SimpleNamespace(
-        config={"number": number, "params": {}, "seed": ("trial", number)},
-        status=Trial.PENDING,
-        get_pickled_error=lambda: None,
-    )
-    view: Any = SimpleNamespace(
-        started=lambda *_: None, ended=lambda *_: None, warned=lambda *_: None
-    )
+    trial = _trial(number, status=Trial.PENDING, get_pickled_error=lambda: None)
+    view = _silent("started", "ended", "warned")
     keeper = sweep.handler(MemoryRecorder(), view)
     keeper._starts = StartWatch(60.0, lambda: now[0])
 
@@ -228,13 +224,9 @@ def test_sweep_ends_if_ray_starts_no_worker(tmp_path: Path) -> None:
 def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
-    trial: Any = SimpleNamespace(
-        config={"number": number, "params": {}, "seed": ("trial", number)}, max_failures=-1
-    )
+    trial = _trial(number, max_failures=-1)
     trial.get_pickled_error = lambda: RuntimeError("its worker died")
-    view: Any = SimpleNamespace(
-        started=lambda *_: None, ended=lambda *_: None, warned=lambda *_: None
-    )
+    view = _silent("started", "ended", "warned")
     keeper = sweep.handler(recorder, view)
     for _ in range(2):  # and what is lost before a start is forgotten with it
         for _ in range(MAX_LOST_STARTS - 1):
@@ -251,33 +243,6 @@ def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
     assert keeper.abort_reason is not None
     assert keeper.abort_reason.failure.reason.startswith("lost: 6 workers in a row ended before")
     assert not sweep.ledger.trial(number).finished, "it goes on when the sweep does"
-
-
-@pytest.mark.parametrize(
-    ("values", "end"),
-    [
-        pytest.param([math.nan, 0.5], ("complete", None, "FINISHED"), id="a value"),
-        pytest.param(
-            [math.inf, math.nan],
-            ("failed", f"non_finite: {NonFiniteMetric('val/loss', 2, math.nan)}", "FAILED"),
-            id="none that has an order",
-        ),
-    ],
-)
-def test_finished_trial_is_complete_if_it_has_a_value(
-    tmp_path: Path, values: list[float], end: tuple[str, str | None, str]
-) -> None:
-    """Its budget may have been shortened to epochs in which it had none yet."""
-    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
-    number = sweep.add(None, *values)
-    view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = sweep.handler(recorder, view)
-    recorder.start(number, {}, {})
-    trial: Any = SimpleNamespace(config={"number": number}, last_result={"ending": "finished"})
-    keeper.on_trial_complete(0, [trial], trial)
-    keeper.flush()
-    record = sweep.ledger.trial(number)
-    assert (record.state, record.reason, recorder.runs[number].status) == end
 
 
 Act = Callable[[TuneEventHandler, Any], object]
@@ -323,7 +288,7 @@ def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> Non
     lock, successor = SweepLock(sweep.paths.lock), SweepLock(sweep.paths.lock)
     recorder = MemoryRecorder(lock.check)
     lock.acquire()
-    view: Any = SimpleNamespace(started=lambda *_: None)
+    view = _silent("started")
     keeper = TuneEventHandler(
         sweep.session(recorder, lock.check),
         view,
@@ -394,7 +359,7 @@ def test_error_in_the_trial_process_fails_that_trial(
 
         monkeypatch.setattr("sweeps.stores.probe_directory", refuse)
         sweep.paths.trial(trial_number).mkdir(parents=True, exist_ok=True)
-    view: Any = SimpleNamespace(ended=lambda *_: None)
+    view = _silent("ended")
     keeper = sweep.handler(recorder, view)
     recorder.start(trial_number, {}, {})
     said = "[Errno 27] File too large: 'state.pt'"
@@ -427,7 +392,7 @@ def test_requested_stop_counts_although_the_trial_drained(
     """A trial that drains may look for its stop request before the driver has written it."""
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None, 0.5)
-    view: Any = SimpleNamespace(ended=lambda *_: None)
+    view = _silent("ended")
     keeper = sweep.handler(recorder, view)
     recorder.start(number, {}, {})
     if requested:
