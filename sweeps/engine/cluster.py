@@ -503,12 +503,9 @@ def _without_dead_nodes(
     nodes: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any] | str]
 ) -> dict[str, Mapping[str, Any]]:
     """Drop nodes that the head reports as dead by now; keep all if none would remain."""
-    import ray
-
     dead = {node for node, answer in answers.items() if isinstance(answer, str)}
     if dead:
-        every: Any = ray.nodes  # Ray has no types for it
-        dead &= {info["NodeID"] for info in every() if not info["Alive"]}
+        dead &= {info["NodeID"] for info in _nodes() if not info["Alive"]}
     return {node: info for node, info in nodes.items() if node not in dead} or dict(nodes)
 
 

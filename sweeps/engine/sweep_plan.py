@@ -52,24 +52,8 @@ class SweepPlan:
     Attributes:
         trials: How many trials it has at most, with all seeds of each configuration.
         epochs: The reports of a trial's budget: its epochs, if each ends with a report.
-        report_word: What a report is called.
         rungs: The reports at which the rule compares trials.
-        steps_per_epoch: The steps of a report; 0 for a custom loop.
-        simulation: What all trials train together, by a simulation of the stopping rule.
-        patience: After how many reports without a new best a trial ends; None: at its end.
-        cpu: CPUs of each trial.
-        gpu: GPUs of each trial.
-        epoch_seconds: From one report to the next: steps, evaluation, report; None: none was
-            measured.
-        start_seconds: How long the start of a trial takes.
-        seconds: How long the whole sweep takes.
-        stop_hours: The limit of `stop.hours`; None without one.
-        trial_gpu_bytes: Of its first steps; None without a GPU.
-        machine_memory_bytes: None on a cluster.
-        checkpoint_bytes: One checkpoint; None for a custom loop.
-        checkpoints_kept: How many checkpoints a trial keeps at most.
-        disk_bytes: The checkpoints of all trials.
-        disk_free_bytes: What the disk has free; None if the checkpoints lie elsewhere.
+        epoch_seconds: From one report to the next: steps, evaluation, report.
         measured_with: The searched values of this measurement that change what a trial takes.
         defaults: Values that shape each training and that nobody wrote; see `unwritten_values`.
         ranks: What each rank of a trial holds; None where a trial is one process.
@@ -381,11 +365,8 @@ class RankSizes:
 
     Attributes:
         workers: How many ranks a trial has; where that is searched, the most.
-        sharded: Whether the ranks divide parameters, gradients and optimizer state.
-        batch_size: Samples of a step, over all ranks.
         micro_batch_size: The most samples that a rank takes through the model at once.
-        weight_bytes: The weights of the whole model that are trained.
-        shard_bytes: The first rank's part of them, if they are divided.
+        shard_bytes: The first rank's part of the trained weights, if they are divided.
         optimizer_bytes: The optimizer's state for all of them; None: unknown.
         fewest_workers: The fewest ranks of a trial; None: all trials have as many.
     """
