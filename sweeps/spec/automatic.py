@@ -24,7 +24,6 @@ from trainable.config import BudgetConfig
 _KEYS = {"search": "sampler", "early_stopping": "scheduler"}
 """The sections that may be written as `auto`, and the key that they then have."""
 _STARTUP = SearchConfig.model_fields["startup_trials"].default
-_SAMPLER = SearchConfig.model_fields["sampler"].default
 _LONG = 10**9
 
 
@@ -34,7 +33,6 @@ class Circumstances:
 
     Attributes:
         trials: The number of trials: as many as the space has points, at most.
-        is_small_space: Whether the space has fewer points than the spec has trials.
         startup: The trials that `tpe` draws at random before it learns.
         rungs: The reports at which `asha_promote` would compare trials.
         reports: The reports of a full training.
@@ -43,7 +41,6 @@ class Circumstances:
     """
 
     trials: int
-    is_small_space: bool
     startup: int
     rungs: Sequence[int]
     reports: int
@@ -71,40 +68,8 @@ class Row(NamedTuple):
     """The circumstances in words, as the guide has them."""
     name: str
     holds: Callable[[Circumstances], bool]
-    why: Callable[[Circumstances, str], str]
-    """Returns the rest of a sentence that begins with the name; receives the name of the rule for
-    a sampler, and that of the sampler for a rule."""
-
-
-def _why_random(at: Circumstances, _: str) -> str:
-    is_one = at.trials == 1
-    number = "one point" if is_one else f"{at.trials} points"
-    points = f"the space has {number}, and " if at.is_small_space else ""
-    trials = "the only trial" if is_one else f"all {at.trials} trials"
-    return f"as {points}tpe would draw {trials} at random, too (startup_trials: {at.startup})"
-
-
-def _why_tpe(_: Circumstances, rule: str) -> str:
-    if rule != AshaPromote.name:
-        return (
-            "as it found better values than random search; gp did so, too, but takes 16 times as "
-            "long for a suggestion"
-        )
-    return (
-        f"as with {rule} it has the best mean rank of twelve measured searches by epochs to the "
-        "target; gp has the best one by the values at the end, but mostly missed the target of a "
-        "problem whose curves cross, and takes 16 times as long for a suggestion"
-    )
-
-
-def _why_promote(_: Circumstances, sampler: str) -> str:
-    return {
-        "tpe": "as with tpe it has the best mean rank of twelve measured searches by epochs to "
-        "the target",
-        "gp": "as with gp it has the best mean rank of twelve measured searches by the values at "
-        "the end",
-        "random": "as random search has better mean ranks with it than without a rule",
-    }.get(sampler, "as with tpe and with gp it has the best mean ranks of all measured searches")
+    why: str
+    """The rest of a sentence that begins with the name, with fields of `Circumstances`."""
 
 
 SAMPLERS: Sequence[Row] = (
@@ -112,38 +77,47 @@ SAMPLERS: Sequence[Row] = (
         "`arguments` or a `warm_start`, which are for a sampler that learns",
         "tpe",
         lambda at: at.needs_learning,
-        lambda *_: "as arguments and warm starts are for a sampler that learns",
+        "as arguments and warm starts are for a sampler that learns",
     ),
     Row(
         "The rule is `pbt` or `pb2`, whose members all start at once",
         "random",
         lambda at: at.is_population,
-        lambda *_: "as all members of a population start before a sampler could learn",
+        "as all members of a population start before a sampler could learn",
     ),
     Row(
         "At most `startup_trials` trials, or points in the space: `tpe` would draw at random, too",
         "random",
         lambda at: at.trials <= at.startup,
-        _why_random,
+        "as tpe would draw all {trials} trials at random, too (startup_trials: {startup})",
     ),
-    Row("Otherwise", "tpe", lambda _: True, _why_tpe),
+    Row(
+        "Otherwise",
+        "tpe",
+        lambda _: True,
+        "as it found better values than random search; gp did so, too, but takes 16 times as long "
+        "for a suggestion",
+    ),
 )
 RULES: Sequence[Row] = (
     Row(
         "One trial, or one point in the space",
         NoStopping.name,
         lambda at: at.trials == 1,
-        lambda *_: "as one trial has no other to be compared with",
+        "as one trial has no other to be compared with",
     ),
     Row(
         "A budget so short that no report lies early enough to save anything",
         NoStopping.name,
         lambda at: not at.rungs,
-        lambda at, _: (
-            f"as a budget of {at.reports} has no report so early that stopping saves anything"
-        ),
+        "as a budget of {reports} has no report so early that stopping saves anything",
     ),
-    Row("Otherwise", AshaPromote.name, lambda _: True, _why_promote),
+    Row(
+        "Otherwise",
+        AshaPromote.name,
+        lambda _: True,
+        "as with tpe and with gp it has the best mean ranks of all measured searches",
+    ),
 )
 
 
@@ -176,13 +150,8 @@ def resolve(data: dict[str, Any]) -> list[AutoChoice]:
     }
     for section, row in rows.items():
         data[section] = {**data[section], _KEYS[section]: row.name}
-    sampler = str(_section(data, "search").get("sampler", _SAMPLER))
     return [
-        AutoChoice(
-            (section, _KEYS[section]),
-            row.name,
-            row.why(at, rule_of(data).name if section == "search" else sampler),
-        )
+        AutoChoice((section, _KEYS[section]), row.name, row.why.format(**vars(at)))
         for section, row in rows.items()
     ]
 
@@ -211,7 +180,6 @@ def _circumstances(data: Mapping[str, Any]) -> Circumstances:
     points = trials if points is None else min(trials, points)
     return Circumstances(
         trials=points,
-        is_small_space=points < trials,
         startup=startup,
         rungs=_rungs(stopping, reports),
         reports=reports,

@@ -197,7 +197,9 @@ def test_seeds_of_a_configuration_are_no_trials_of_the_spec(
 def test_auto_chooses_as_the_check_of_a_small_space_does(plan: Plan) -> None:
     few = "space={train.optimizer.lr: {choice: [0.1, 0.2]}}"
     done = plan("-s", "search=auto", "-s", "trials=100", "-s", few)
-    assert "auto takes sampler random, as the space has 2 points" in " ".join(done.stdout.split())
+    assert "auto takes sampler random, as tpe would draw all 2 trials at random" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_json_says_what_auto_takes_for_the_planned_number_of_trials(plan: Plan) -> None:
