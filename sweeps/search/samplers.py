@@ -8,7 +8,6 @@ used (`suggest`).
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import itertools
@@ -41,8 +40,10 @@ from sweeps.spec.sections import SearchConfig
 from sweeps.spec.space import Choice
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.yaml_scalars import write_flow
+from trainable.errors import ConfigError
 from trainable.seeding import derive_seed
 from trainable.user_code.module_names import hidden_by
+from trainable.user_code.task_import import import_own
 
 KERNEL = "gradsweep:kernel"
 """The trial attribute with the kernel of each metric.
@@ -289,8 +290,7 @@ def _short(sampler: str) -> str:
 
 
 def _load(name: str) -> type[BaseSampler]:
-    module_name, _, class_name = name.partition(":")
-    here, package = os.getcwd(), module_name.partition(".")[0]
+    here, package = os.getcwd(), name.partition(":")[0].partition(".")[0]
     if hidden := hidden_by(package, here):
         raise SamplerRejected(
             f"'{name}': the name '{package}' is the trouble: {hidden[1]} has it, and {hidden[0]} "
@@ -300,34 +300,13 @@ def _load(name: str) -> type[BaseSampler]:
     if here not in sys.path:
         sys.path.append(here)  # last, as for the module of a task
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise SamplerRejected(
-                f"'{name}': its module needs '{error.name}', which is not installed; install it, "
-                "or choose another sampler"
-            ) from error
-        raise SamplerRejected(
-            f"'{name}': there is no module '{error.name}' in {here} or among the installed "
-            "packages; the part before the colon must be importable from where you start; change "
-            "the directory, install the package, or correct the name"
-        ) from error
-    except Exception as error:  # a module of the user may raise anything
-        raise SamplerRejected(
-            f"'{name}': importing '{module_name}' failed ({type(error).__name__}: {error}); a "
-            "sampler's module must be importable; correct it"
-        ) from error
-    kind = getattr(module, class_name, None)
+        kind = import_own(name, "search.sampler")
+    except ConfigError as error:
+        raise SamplerRejected(error.message) from error
     if not (isinstance(kind, type) and issubclass(kind, BaseSampler)):
-        found = sorted(
-            key
-            for key, one in vars(module).items()
-            if isinstance(one, type) and issubclass(one, BaseSampler) and one is not BaseSampler
-        )
-        what = "is not there" if kind is None else "is no optuna.samplers.BaseSampler"
-        fix = f"write one of: {', '.join(found)}" if found else "derive a class from BaseSampler"
         raise SamplerRejected(
-            f"'{name}': '{class_name}' {what}; a sampler is a class of that kind; {fix}"
+            f"'{name}' is no optuna.samplers.BaseSampler; a sampler is a class of that kind; "
+            "derive a class from it, or write one of Optuna's, such as optuna.samplers:TPESampler"
         )
     return kind
 
