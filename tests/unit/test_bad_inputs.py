@@ -36,167 +36,50 @@ ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
 
-COMMANDS = [
-    pytest.param(
-        ["check", "s.yaml", "-s", "resources.gpu=0.3"],
-        id="34 a share where there is no GPU",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "-s", "resources.gpu=0.3"],
-        id="34 a sweep of it",
-    ),
-    pytest.param(
-        ["resume", "made", "-s", "resources.gpu=2"],
-        id="34 a resume where there is no GPU",
-    ),
-    pytest.param(
-        ["check", "s.yaml", "-s", "resources.cpu=4096"],
-        id="37 more CPUs than there are",
-    ),
-    pytest.param(
-        ["resume", "made", "-s", "resources.cpu=4096"],
-        id="37 a resume on a smaller machine",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "--root", "file/x"],
-        id="43 a root in a file",
-    ),
-    pytest.param(
-        ["ui", "--root", "file/x", "--no-open"],
-        id="43 a tracking store in a file",
-    ),
-    pytest.param(
-        ["train", "s.yaml", "--dir", "file/x"],
-        id="43 checkpoints in a file",
-    ),
-    pytest.param(
-        ["train", "s.yaml", "--figures", "file/x"],
-        id="43 figures in a file",
-    ),
-    pytest.param(
-        ["best", "made", "--export", "file/x"],
-        id="43 weights in a file",
-    ),
-    pytest.param(
-        ["report", "made", "--output", "file/x/page.html"],
-        id="43 a report in a file",
-    ),
-    pytest.param(
-        ["report", "made", "--output", "runs"],
-        id="43 a report over a directory",
-    ),
-    pytest.param(
-        ["init", "file/x"],
-        id="43 a starter in a file",
-    ),
-    pytest.param(
-        ["resume", "mades"],
-        id="46 resume of an unknown sweep",
-    ),
-    pytest.param(
-        ["status", "other"],
-        id="46 a look at an unknown sweep",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "--name", "made"],
-        id="47 a name that exists",
-    ),
-    pytest.param(
-        ["status", "../made"],
-        id="49 a path for a name",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "--name", "../x"],
-        id="49 a path for a new name",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "-s", "trials"],
-        id="58 a setting without a value",
-    ),
-    pytest.param(
-        ["resume", "made", "-s", "trian.batch_size=3"],
-        id="59 a setting of nothing",
-    ),
-    pytest.param(
-        ["resume", "made", "-s", "seed=7"],
-        id="48 a resume of something else",
-    ),
-    pytest.param(
-        ["run", "none.yaml"],
-        id="a spec that is not there",
-    ),
-    pytest.param(
-        ["resume", "made", "--root", "none"],
-        id="a root that is not there",
-    ),
-    pytest.param(
-        ["resume", "made", "--grace", "x"],
-        id="a duration that is none",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "--grace", "-1"],
-        id="a negative duration",
-    ),
-    pytest.param(
-        ["resume", "made", "--grace", "9" * 400],
-        id="a duration that no clock counts to",
-    ),
-    pytest.param(
-        ["stop", "made", "--timeout", ""],
-        id="an empty duration",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "--address", "head"],
-        id="an address that is none",
-    ),
-    pytest.param(
-        ["run", "s.yaml", "--tracking-uri", ""],
-        id="an empty tracking address",
-    ),
-    pytest.param(
-        ["list", "--root", "file"],
-        id="43 a root that is a file",
-    ),
-    pytest.param(
-        ["status", "made", "--watch", "--json"],
-        id="two ways of showing",
-    ),
-    pytest.param(
-        ["stop", "made"],
-        id="a sweep that nobody runs",
-    ),
-    pytest.param(
-        ["best", "made", "5"],
-        id="a choice that there is not",
-    ),
-    pytest.param(
-        ["stop", "made", "0", "--now"],
-        id="flags that exclude each other",
-    ),
-    pytest.param(
-        ["best", "made", "--pickle"],
-        id="a flag that needs another",
-    ),
-    pytest.param(
-        ["best", "made", "--register", "a/b"],
-        id="a model's name that the registry refuses",
-    ),
-    pytest.param(
-        ["best", "made", "--export", "runs"],
-        id="an export over something",
-    ),
-    pytest.param(
-        ["show", "made", "9"],
-        id="a trial that there is not",
-    ),
-    pytest.param(
-        ["init", "runs/made"],
-        id="a starter over something",
-    ),
-]
+COMMANDS = {
+    "34 a share where there is no GPU": ["check", "s.yaml", "-s", "resources.gpu=0.3"],
+    "34 a sweep of it": ["run", "s.yaml", "-s", "resources.gpu=0.3"],
+    "34 a resume where there is no GPU": ["resume", "made", "-s", "resources.gpu=2"],
+    "37 more CPUs than there are": ["check", "s.yaml", "-s", "resources.cpu=4096"],
+    "37 a resume on a smaller machine": ["resume", "made", "-s", "resources.cpu=4096"],
+    "43 a root in a file": ["run", "s.yaml", "--root", "file/x"],
+    "43 a tracking store in a file": ["ui", "--root", "file/x", "--no-open"],
+    "43 checkpoints in a file": ["train", "s.yaml", "--dir", "file/x"],
+    "43 figures in a file": ["train", "s.yaml", "--figures", "file/x"],
+    "43 weights in a file": ["best", "made", "--export", "file/x"],
+    "43 a report in a file": ["report", "made", "--output", "file/x/page.html"],
+    "43 a report over a directory": ["report", "made", "--output", "runs"],
+    "43 a starter in a file": ["init", "file/x"],
+    "46 resume of an unknown sweep": ["resume", "mades"],
+    "46 a look at an unknown sweep": ["status", "other"],
+    "47 a name that exists": ["run", "s.yaml", "--name", "made"],
+    "49 a path for a name": ["status", "../made"],
+    "49 a path for a new name": ["run", "s.yaml", "--name", "../x"],
+    "58 a setting without a value": ["run", "s.yaml", "-s", "trials"],
+    "59 a setting of nothing": ["resume", "made", "-s", "trian.batch_size=3"],
+    "48 a resume of something else": ["resume", "made", "-s", "seed=7"],
+    "a spec that is not there": ["run", "none.yaml"],
+    "a root that is not there": ["resume", "made", "--root", "none"],
+    "a duration that is none": ["resume", "made", "--grace", "x"],
+    "a negative duration": ["run", "s.yaml", "--grace", "-1"],
+    "a duration that no clock counts to": ["resume", "made", "--grace", "9" * 400],
+    "an empty duration": ["stop", "made", "--timeout", ""],
+    "an address that is none": ["run", "s.yaml", "--address", "head"],
+    "an empty tracking address": ["run", "s.yaml", "--tracking-uri", ""],
+    "43 a root that is a file": ["list", "--root", "file"],
+    "two ways of showing": ["status", "made", "--watch", "--json"],
+    "a sweep that nobody runs": ["stop", "made"],
+    "a choice that there is not": ["best", "made", "5"],
+    "flags that exclude each other": ["stop", "made", "0", "--now"],
+    "a flag that needs another": ["best", "made", "--pickle"],
+    "a model's name that the registry refuses": ["best", "made", "--register", "a/b"],
+    "an export over something": ["best", "made", "--export", "runs"],
+    "a trial that there is not": ["show", "made", "9"],
+    "a starter over something": ["init", "runs/made"],
+}
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_invalid_command_is_refused(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -260,59 +143,28 @@ def _everything(directory: Path) -> set[Path]:
     }
 
 
-TASKS = [
-    pytest.param(
-        {"train:": "{schedule: {warmup: 5}}"},
-        id="26 warmup as long as the run",
-    ),
-    pytest.param(
-        {"train:": "{precision: bf16}"},
-        id="30 a precision that the device lacks",
-    ),
-    pytest.param(
-        {"metric:": "val/los"},
-        id="38 a metric that is not reported",
-    ),
-    pytest.param(
-        {"task:": "digit"},
-        id="40 neither built in nor a path",
-    ),
-    pytest.param(
-        {"task:": "{name: trainable.tasks.nowhere:Spiral}"},
-        id="40 the half before the colon",
-    ),
-    pytest.param(
-        {"task:": "trainable.tasks.spiral:Spirale"},
-        id="40 the half after the colon",
-    ),
-    pytest.param(
-        {"task:": "pathlib:Path"},
-        id="41 a class that is no task",
-    ),
-    pytest.param(
-        {"task:": "json:dumps"},
-        id="41 a function that is no loop",
-    ),
-    pytest.param(
-        {"task:": "{name: spiral, smaples: 8}"},
-        id="41 an argument that the task does not take",
-    ),
-    pytest.param(
-        {"task:": "{name: spiral, samples: 1}"},
-        id="41 an argument that the task refuses",
-    ),
-    pytest.param(
-        {"task:": "{name: fashion_mnist, data_dir: ../data, download: false}"},
-        id="42 a data set that is not there",
-    ),
-    pytest.param(
-        {"task:": "fashion_mnist", "-s": "task.download=false"},
-        id="42 a data set that is not where it is by default",
-    ),
-]
+TASKS = {
+    "26 warmup as long as the run": {"train:": "{schedule: {warmup: 5}}"},
+    "30 a precision that the device lacks": {"train:": "{precision: bf16}"},
+    "38 a metric that is not reported": {"metric:": "val/los"},
+    "40 neither built in nor a path": {"task:": "digit"},
+    "40 the half before the colon": {"task:": "{name: trainable.tasks.nowhere:Spiral}"},
+    "40 the half after the colon": {"task:": "trainable.tasks.spiral:Spirale"},
+    "41 a class that is no task": {"task:": "pathlib:Path"},
+    "41 a function that is no loop": {"task:": "json:dumps"},
+    "41 an argument that the task does not take": {"task:": "{name: spiral, smaples: 8}"},
+    "41 an argument that the task refuses": {"task:": "{name: spiral, samples: 1}"},
+    "42 a data set that is not there": {
+        "task:": "{name: fashion_mnist, data_dir: ../data, download: false}"
+    },
+    "42 a data set that is not where it is by default": {
+        "task:": "fashion_mnist",
+        "-s": "task.download=false",
+    },
+}
 
 
-@pytest.mark.parametrize("wrong", TASKS)
+@pytest.mark.parametrize("wrong", TASKS.values(), ids=TASKS)
 def test_invalid_task_is_refused(
     request: pytest.FixtureRequest,
     tmp_path: Path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -21,16 +22,16 @@ trials: 24
 """What a spec cannot do without, in five lines."""
 
 
-def refusal(spec: str | bytes, *overrides: str) -> list[str]:
+def refusal(spec: str | bytes, *overrides: str, commands: Sequence[str] = ("check",)) -> list[str]:
     """Return the messages about a spec that must be refused.
 
-    Asked are the commands that take one, as a user types them: they say the same, nothing else,
-    exit with 2 and leave nothing behind.
+    They are the same from all of the commands, which say nothing else, exit with 2 and leave
+    nothing behind.
     """
     content = spec.encode() if isinstance(spec, str) else spec
     settings = [word for override in overrides for word in ("-s", override)]
     told = set()
-    for command in ("check", "run", "train"):
+    for command in commands:
         with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
             Path("s.yaml").write_bytes(content)
             done = CliRunner().invoke(app, [command, "s.yaml", *settings])

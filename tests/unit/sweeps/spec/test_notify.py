@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from sweeps import stores
 from sweeps.cli.app import app
 from sweeps.errors import SpecError
-from sweeps.spec.revisions import read_spec, write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stores import deliver_waiting, withheld_variables
 from tests.golden.messages import compare_messages
@@ -55,15 +54,6 @@ def test_spec_keeps_only_the_variables_name(more: str, overrides: list[str]) -> 
     text = spec.to_yaml()
     assert CANARY not in text
     assert parse_spec(text, "again").to_yaml() == text
-
-
-def test_variable_need_not_be_set_to_read_a_sweep() -> None:
-    assert _parse(f"notify:\n  webhook: {REFERENCE}\n").notify.variable == NAME
-
-
-def test_without_section_nothing_is_notified() -> None:
-    assert _parse().notify.variable is None
-    assert _parse("", "notify.webhook=null").notify.variable is None
 
 
 @pytest.mark.parametrize(
@@ -152,13 +142,3 @@ def test_sync_posts_for_no_other_user(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setenv(NAME, webhook.url)
         assert deliver_waiting(made.paths, made.spec, seconds=scaled(20)) == (0, None)
         assert len(webhook.taken) == 1
-
-
-def test_sweep_of_earlier_release_has_no_webhook(tmp_path: Path) -> None:
-    made = MadeSweep(tmp_path)
-    lines = made.spec.to_yaml().splitlines(keepends=True)
-    older = "".join(line for line in lines if not line.startswith("notify:"))
-    spec = parse_spec(older, "sweep.yaml")
-    assert spec.notify.variable is None
-    write_spec(tmp_path / "older.yaml", spec)
-    assert read_spec(tmp_path / "older.yaml").spec == made.spec

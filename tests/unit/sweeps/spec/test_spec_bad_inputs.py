@@ -129,6 +129,11 @@ def test_invalid_field_is_refused(request: pytest.FixtureRequest, text: str) -> 
     compare_messages(request, refusal(text))
 
 
+@pytest.mark.parametrize("text", ["", "{}", CASES["all in one pass"]], ids=["empty", "{}", "all"])
+def test_each_command_that_reads_a_spec_says_the_same(text: str) -> None:
+    assert refusal(text, commands=["check", "run", "train"])
+
+
 OVERRIDES = {
     "58 no equals sign": ["trials"],
     "59 misspelt path": ["train.optimiser.lr=3"],
