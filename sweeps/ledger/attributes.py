@@ -137,9 +137,7 @@ def _exemption_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def trial_fields(
-    suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None = None
-) -> dict[str, Any]:
+def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's fields from its stored parameters and user attributes."""
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
@@ -155,7 +153,7 @@ def trial_fields(
         "step": int(progress.get("step", 0)),
         "epoch": int(progress.get("epoch", 0)),
         "started_at": _local(progress.get("started_ms")),
-        "ended_at": _local(progress.get("ended_ms")) or completed,
+        "ended_at": _local(progress.get("ended_ms")),
         "seconds": None if (time := progress.get("seconds")) is None else float(time),
         **_device_seconds(progress),
         "best_step": progress.get("best_step"),

@@ -8,21 +8,18 @@ training runs, tracking.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sqlite3
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import (
@@ -64,9 +61,9 @@ from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttem
 from sweeps.ledger.over_seeds import Repeats, with_seeds
 from sweeps.ledger.ranking import front, is_finite, value_of
 from sweeps.ledger.reasons import clipped_reason, clipped_traceback
-from sweeps.ledger.sqlite import STUDY, LedgerFile
-from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.ledger.trials import Ending, TrialRecord
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.ledger.storage import StudyStorage
+from sweeps.ledger.trials import STATES, Ending, TrialRecord
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.spec.resume_checks import Origin
 from sweeps.spec.sections import Select
@@ -75,19 +72,6 @@ from trainable.config import Mode
 _P = ParamSpec("_P")
 _R = TypeVar("_R", bound="StudyRecord")
 _T = TypeVar("_T")
-
-
-def translated(
-    method: Callable[Concatenate[_R, _P], _T],
-) -> Callable[Concatenate[_R, _P], _T]:
-    """Decorate a method that reads: hold the mutex, and raise storage errors as `LedgerError`."""
-
-    @functools.wraps(method)
-    def wrapped(self: _R, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._mutex, translate_errors(self.location):
-            return method(self, *args, **kwargs)
-
-    return wrapped
 
 
 def in_transaction(
@@ -105,55 +89,28 @@ def in_transaction(
     return wrapped
 
 
-@contextlib.contextmanager
-def translate_errors(location: LedgerFile) -> Iterator[None]:
-    """Raise errors of the database as `LedgerError`."""
-    try:
-        yield
-    except LedgerError:
-        raise
-    except Exception as error:
-        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, sqlite3.Error)
-        if not isinstance(error, known):
-            raise
-        raise location.refusal(error) from error
-
-
 class StudyRecord:
     """What a ledger stores of its sweep as a whole."""
 
-    def __init__(
-        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
-    ) -> None:
+    def __init__(self, location: LedgerFile, storage: StudyStorage) -> None:
         self.location = location
         self._mutex = threading.RLock()
-        self._study = study
         self._storage = storage
-        self._study_id = storage.get_study_id_from_name(study.study_name)
 
     def transaction(self, work: Callable[[], _T]) -> _T:
         """Run `work` in one transaction, with one sync of the disk."""
-        with self._mutex, translate_errors(self.location):
-            try:
-                return self._storage.transact(work)
-            except BaseException:  # also on an interruption: it was rolled back; raised again
-                self._forget()
-                raise
-
-    def _forget(self) -> None:
-        """Forget what was read within a transaction that failed."""
+        with self._mutex:
+            return self._storage.transact(work)
 
     @property
-    @translated
     def sweep_id(self) -> str:
         """The sweep's identity, by which tracking finds its runs again."""
-        return str(self._study.user_attrs["sweep_id"])
+        return str(self._storage.attributes["sweep_id"])
 
     @property
-    @translated
     def origin(self) -> Origin:
         """The code, data and samples from which the sweep's trials ran."""
-        attributes = self._study.user_attrs
+        attributes = self._storage.attributes
         return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
 
     @in_transaction
@@ -161,80 +118,76 @@ class StudyRecord:
         """Store the code, data and samples from which trials run from now on."""
         before = self.origin
         if (origin.code, origin.data) != (before.code, before.data):
-            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+            self._storage.set_study_attribute(
+                "origin", {"code": dict(origin.code), "data": origin.data}
+            )
         if origin.samples != before.samples:  # separate: databases bound the length of a value
-            self._study.set_user_attr("samples", dict(origin.samples))
+            self._storage.set_study_attribute("samples", dict(origin.samples))
 
     @property
-    @translated
     def run_from(self) -> dict[str, Any]:
         """Where the sweep and its code lay for the last driver; see `attributes.RUN_FROM`."""
-        return dict(self._study.user_attrs.get(RUN_FROM, {}))
+        return dict(self._storage.attributes.get(RUN_FROM, {}))
 
     @in_transaction
     def store_run_from(self, run_from: Mapping[str, Any]) -> None:
         """Store where the sweep and its code lie now."""
         if run_from != self.run_from:
-            self._study.set_user_attr(RUN_FROM, dict(run_from))
+            self._storage.set_study_attribute(RUN_FROM, dict(run_from))
 
     @property
-    @translated
     def attempts(self) -> list[dict[str, str]]:
         """The host, command and versions of each driver of the sweep, as tags."""
-        return attempts_in(self._study.user_attrs)
+        return attempts_in(self._storage.attributes)
 
     @in_transaction
     def add_attempt(self, tags: Mapping[str, str]) -> None:
         """Store the host, command and versions of one more driver of the sweep."""
         number = len(self.attempts) + 1
-        self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
+        self._storage.set_study_attribute(f"{ATTEMPT}{number}", dict(tags))
         if self.abort is not None:  # the earlier driver's
-            self._study.set_user_attr(ABORT, None)
+            self._storage.set_study_attribute(ABORT, None)
 
     @property
-    @translated
     def abort(self) -> Abort | None:
         """Why the last driver stopped the sweep by itself; None if it did not."""
-        return abort_in(self._study.user_attrs)
+        return abort_in(self._storage.attributes)
 
     @in_transaction
     def store_abort(self, abort: Abort) -> None:
         """Store why this driver stops the sweep by itself; the next driver clears it."""
         why = clipped_reason(abort.why)
-        self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
+        self._storage.set_study_attribute(ABORT, [abort.key, why, abort.trial, abort.kind])
 
     @property
-    @translated
     def series(self) -> dict[str, Any] | None:
         """The last request for extra trials that are added in turns; None: none was made."""
-        return self._study.user_attrs.get(SERIES)
+        return self._storage.attributes.get(SERIES)
 
     @in_transaction
     def store_series(self, request: Mapping[str, Any]) -> None:
         """Store a request for extra trials; an earlier one is replaced."""
-        self._study.set_user_attr(SERIES, dict(request))
+        self._storage.set_study_attribute(SERIES, dict(request))
 
     @property
-    @translated
     def num_published(self) -> int:
         """How many trials the sweep had when its best trial was last published; 0 before."""
-        return int(self._study.user_attrs.get("concluded", 0))
+        return int(self._storage.attributes.get("concluded", 0))
 
     @in_transaction
     def mark_published(self) -> None:
         """Record that the outbox holds everything about the trials so far."""
-        self._study.set_user_attr("concluded", self._storage.get_n_trials(self._study_id))
+        self._storage.set_study_attribute("concluded", len(self._storage.trials))
 
     @property
-    @translated
     def seconds(self) -> float:
         """For how many seconds all drivers together have run the sweep's trials."""
-        return float(self._study.user_attrs.get(SECONDS, 0.0))
+        return float(self._storage.attributes.get(SECONDS, 0.0))
 
     @in_transaction
     def store_seconds(self, seconds: float) -> None:
         """Store for how many seconds the sweep's trials have been run."""
-        self._study.set_user_attr(SECONDS, round(seconds, 3))
+        self._storage.set_study_attribute(SECONDS, round(seconds, 3))
 
     @in_transaction
     def store_plan(self, plan: Mapping[str, Any]) -> None:
@@ -242,30 +195,21 @@ class StudyRecord:
 
         A resume keeps the plan with which trials began, unless it changes what was planned.
         """
-        before = self._study.user_attrs.get(PLAN) or {}
+        before = self._storage.attributes.get(PLAN) or {}
         if any(before.get(key) != plan[key] for key in ("trials", "epochs", "rule")):
-            self._study.set_user_attr(PLAN, dict(plan))
+            self._storage.set_study_attribute(PLAN, dict(plan))
 
     @property
-    @translated
     def warm_start(self) -> WarmStart:
         """The trials of earlier sweeps that the sampler learns from, fixed at creation."""
-        attributes = self._storage.get_study_system_attrs(self._study_id)
-        return WarmStart.from_data(attributes.get(WARM_START))
+        return WarmStart.from_data(self._storage.system_attribute(WARM_START))
 
     @in_transaction
     def store_warm_start(self, warm: WarmStart) -> None:
         """Store which trials of earlier sweeps a new sweep's sampler learns from."""
-        self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
+        self._storage.set_system_attribute(WARM_START, warm.to_data())
 
 
-STATES: dict[TrialState, str] = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 ENDINGS: dict[str, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -310,18 +254,15 @@ class Ledger(StudyRecord):
     serializes them.
     """
 
-    def __init__(
-        self, location: LedgerFile, study: optuna.Study, storage: EditableRDBStorage
-    ) -> None:
-        super().__init__(location, study, storage)
-        # Only this process writes, so that trials are read again which a method has looked up.
-        self._known: dict[int, FrozenTrial] = {}
-        self._looked_up: set[int] | None = None  # by Optuna's id; None: all are read
-        self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
+    def __init__(self, location: LedgerFile, storage: StudyStorage) -> None:
+        super().__init__(location, storage)
+        self.directions = storage.directions
+        """Whether less or more of each metric is better, as Optuna's type."""
+        self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in self.directions)
         """For each metric, whether less is better."""
-        self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
+        self.select: Select = storage.attributes.get(SELECT, "checkpoint")
         """What the values of the sweep's trials are; see `ranking.value_of`."""
-        self.repeats = repeats_in(study.user_attrs)
+        self.repeats = repeats_in(storage.attributes)
         """How many seeds each configuration gets; None: one."""
         self.earlier_budgets: Collection[int] = ()
         """The reports of a full training under each revision of the spec. The driver sets it: a
@@ -353,73 +294,52 @@ class Ledger(StudyRecord):
             StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
         ]
         location = LedgerFile(path)
-        with translate_errors(location):
-            storage = EditableRDBStorage(path)
+        if path.exists() and location.num_trials() is not None:
+            raise LedgerError(f"{location} already holds a ledger")
+        storage = StudyStorage(location)
 
-            def create() -> optuna.Study:
-                study = optuna.create_study(
-                    storage=storage, study_name=STUDY, directions=directions
-                )
-                study.set_user_attr("sweep_id", sweep_id)
-                if select != "checkpoint":
-                    study.set_user_attr(SELECT, select)
-                if repeats is not None:
-                    study.set_user_attr(REPEATS, list(repeats))
-                return study
+        def create() -> None:
+            storage.create(directions)
+            storage.set_study_attribute("sweep_id", sweep_id)
+            if select != "checkpoint":
+                storage.set_study_attribute(SELECT, select)
+            if repeats is not None:
+                storage.set_study_attribute(REPEATS, list(repeats))
 
-            try:
-                study = storage.transact(create)
-            except optuna.exceptions.DuplicatedStudyError:
-                raise LedgerError(f"{location} already holds a ledger") from None
-            return cls(location, study, storage)
+        storage.transact(create)
+        return cls(location, storage)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
         """Open an existing ledger. A damaged ledger stays unchanged."""
         location = LedgerFile(path)
-        with translate_errors(location):
-            # Check this first: Optuna would create its tables in a file that lost them.
-            if location.num_trials() is None:
-                raise location.damaged("it holds no study")
-            try:
-                storage = EditableRDBStorage(path)
-                study = optuna.load_study(storage=storage, study_name=STUDY)
-                return cls(location, study, storage)
-            except (SQLAlchemyError, LedgerError):
-                raise
-            except Exception as error:  # a damaged file can raise any error in a decoder
-                if isinstance(error, optuna.exceptions.StorageInternalError):
-                    raise
-                raise location.damaged(f"{type(error).__name__}: {error}") from error
+        if location.num_trials() is None:
+            raise location.damaged("it holds no study")
+        with location.decoding():
+            return cls(location, StudyStorage(location))
 
     @property
     def minimize(self) -> bool:
         """Whether less of the (first) metric is better."""
         return self.minimizes[0]
 
-    @translated
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in the order of their numbers."""
         return with_seeds([*map(self._record, self.frozen_trials())], self.repeats)
 
-    @translated
     def frozen_trials(self) -> list[FrozenTrial]:
         """Return all trials as Optuna's objects, in the order of their numbers.
 
         A trial that has not changed since the last call is the same object.
         """
-        if self._looked_up is None or self._looked_up:
-            found = self._storage.read_trials(self._study_id, self._looked_up)
-            self._known.update((trial.number, trial) for trial in found)
-            self._looked_up = set()
-        return list(self._known.values())
+        with self._mutex:
+            return self._storage.trials
 
-    @translated
     def trial(self, number: int) -> TrialRecord:
         """Return one trial by itself, with the value of its own training."""
-        return self._record(self._storage.get_trial(self._id(number)))
+        with self._mutex:
+            return self._record(self._storage.trial(number))
 
-    @translated
     def front(self) -> list[TrialRecord]:
         """Return the best trial, or with several metrics the Pareto front; see `ranking.front`."""
         return front(self.trials(), self.minimizes)
@@ -428,26 +348,6 @@ class Ledger(StudyRecord):
         """Return the best trial; None if there is none, or if the Pareto front has several."""
         best = self.front()
         return best[0] if len(best) == 1 else None
-
-    @property
-    def directions(self) -> list[StudyDirection]:
-        """Whether less or more of each metric is better, as Optuna's type."""
-        return self._study.directions
-
-    def _id(self, number: int) -> int:
-        storage = self._storage
-        return self._look_up(
-            storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        )
-
-    def _look_up(self, trial_id: int) -> int:
-        """Return an id of Optuna, whose trial may change from now on."""
-        if self._looked_up is not None:
-            self._looked_up.add(trial_id)
-        return trial_id
-
-    def _forget(self) -> None:
-        self._known, self._looked_up = {}, None
 
     def _reports(self, trial: FrozenTrial) -> Mapping[int, Sequence[float]]:
         """Return the value of each metric after each reported epoch."""
@@ -462,7 +362,7 @@ class Ledger(StudyRecord):
         values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
         return TrialRecord(
             number=trial.number,
-            state=STATES[trial.state],
+            state=STATES[trial.state.name],
             reports=reports,
             all_reports={e: tuple(one) for e, one in several.items()}
             if len(self.minimizes) > 1
@@ -470,7 +370,7 @@ class Ledger(StudyRecord):
             value=values[0],
             others=tuple(value for value in values[1:] if value is not None),
             select=self.select,
-            **trial_fields(dict(trial.params), trial.user_attrs, trial.datetime_complete),
+            **trial_fields(dict(trial.params), trial.user_attrs),
         )
 
     @in_transaction
@@ -490,14 +390,13 @@ class Ledger(StudyRecord):
         if started:
             first |= {"attempts": 1, "progress": {"started_ms": _now_ms()}}
         known = {EXEMPT: exempt or None, PLACE: place, PRIORS: suggestion.priors}
-        trial = optuna.trial.create_trial(
-            state=TrialState.RUNNING,
-            params=dict(suggestion.params),
-            distributions=dict(suggestion.distributions),
-            user_attrs=first | {key: one for key, one in known.items() if one is not None},
-            system_attrs=dict(suggestion.system_attrs),
+        number = self._storage.add_trial(
+            suggestion.params,
+            suggestion.distributions,
+            first | {key: one for key, one in known.items() if one is not None},
+            suggestion.system_attrs,
         )
-        return self._create(trial)
+        return self.trial(number)
 
     @in_transaction
     def add_extra(
@@ -507,43 +406,38 @@ class Ledger(StudyRecord):
 
         Optuna never changes a trial that has ended: a pruned trial stays pruned.
         """
-        known = self._storage.get_trial(self._id(origin))
+        known = self._storage.trial(origin)
         # The number of micro-batches with which it fits into memory decides the bits, too.
         keys = [ACCUMULATION, PLACE]
         if role == "repeat":  # where it would have been stopped, its configuration counts as ended
             keys += [EXEMPT, WOULD_STOP]
         kept = {key: known.user_attrs[key] for key in keys if key in known.user_attrs}
-        trial = optuna.trial.create_trial(
-            state=TrialState.RUNNING,
-            params=dict(known.params),
-            distributions=dict(known.distributions),
-            user_attrs={**role_attributes(role, origin, seed_index, split=split), **kept},
-        )
-        return self._create(trial)
+        attributes = {**role_attributes(role, origin, seed_index, split=split), **kept}
+        number = self._storage.add_trial(known.params, known.distributions, attributes, {})
+        return self.trial(number)
 
     @in_transaction
     def promote(self, number: int) -> TrialRecord:
         """Store that a trial may leave the rung at which it waits; until it reports, it runs."""
-        last = max(self._reports(self._storage.get_trial(self._id(number))))
-        self._storage.set_trial_user_attr(self._id(number), PROMOTED, last)
+        last = max(self._reports(self._storage.trial(number)))
+        self._storage.set_attribute(number, PROMOTED, last)
         return self.trial(number)
 
     @in_transaction
     def complete(self, number: int, suggestion: Suggestion) -> TrialRecord:
         """Store the parameters that a trial lacks."""
-        known = self._storage.get_trial(self._id(number)).params
+        known = self._storage.trial(number).params
         for name, distribution in suggestion.distributions.items():
             if name not in known:
-                value = distribution.to_internal_repr(suggestion.params[name])
-                self._storage.set_trial_param(self._id(number), name, value, distribution)
+                self._storage.set_param(number, name, suggestion.params[name], distribution)
         return self.trial(number)
 
     @in_transaction
     def start(self, number: int) -> int:
         """Increment a trial's number of attempts."""
-        trial = self._storage.get_trial(self._id(number))
+        trial = self._storage.trial(number)
         attempts = int(trial.user_attrs.get("attempts", 0)) + 1
-        self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
+        self._storage.set_attribute(number, "attempts", attempts)
         if attempts == 1:
             self._store_progress(trial, started_ms=_now_ms())
         return attempts
@@ -551,7 +445,7 @@ class Ledger(StudyRecord):
     @in_transaction
     def store_trial_seconds(self, number: int, seconds: float) -> None:
         """Store for how long workers have trained a trial; an ended one stays unchanged."""
-        trial = self._storage.get_trial(self._id(number))
+        trial = self._storage.trial(number)
         if not trial.state.is_finished():
             self._store_progress(trial, seconds=round(seconds, 3))
 
@@ -576,7 +470,7 @@ class Ledger(StudyRecord):
         others: Sequence[float],
         seconds: float | None,
     ) -> None:
-        trial = self._storage.get_trial(self._id(number))
+        trial = self._storage.trial(number)
         known = self._reports(trial)
         if epoch in known or trial.state.is_finished():
             return
@@ -592,11 +486,9 @@ class Ledger(StudyRecord):
             progress["seconds"] = round(seconds, 3)
         self._store_progress(trial, **progress)
         if others:
-            self._storage.set_trial_user_attr(
-                self._id(number), f"{REPORT}{epoch}", [value, *others]
-            )
+            self._storage.set_attribute(number, f"{REPORT}{epoch}", [value, *others])
         else:
-            self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
+            self._storage.add_value(number, epoch, value)
 
     def _store_progress(self, trial: FrozenTrial, **changed: float) -> None:
         """Change some entries of a trial's progress."""
@@ -610,34 +502,32 @@ class Ledger(StudyRecord):
             progress[DEVICES] = [
                 round(value, 3) for value in (cpu + more * cpus, gpu + more * gpus)
             ]
-        self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)
+        self._storage.set_attribute(trial.number, "progress", progress)
 
     @in_transaction
     def set_attr(self, number: int, key: str, value: Any) -> None:
         """Store an attribute of a trial that is neither a parameter nor a result."""
-        self._storage.set_trial_user_attr(self._id(number), key, value)
+        self._storage.set_attribute(number, key, value)
 
     @in_transaction
     def add_lost_worker(self, number: int, sentence: str) -> None:
         """Store why a worker of a trial was lost; only the last of them are kept."""
-        trial = self._id(number)
-        before = self._storage.get_trial(trial).user_attrs.get(LOST_WORKERS, ())
+        before = self._storage.trial(number).user_attrs.get(LOST_WORKERS, ())
         kept = [*before, sentence][-MOST_LOST_WORKERS:]
-        self._storage.set_trial_user_attr(trial, LOST_WORKERS, kept)
+        self._storage.set_attribute(number, LOST_WORKERS, kept)
 
     @property
-    @translated
     def generation(self) -> int:
         """The epoch of the last PBT decision; 0 before the first."""
-        return int(self._study.user_attrs.get(GENERATION, 0))
+        return int(self._storage.attributes.get(GENERATION, 0))
 
     @in_transaction
     def mutate(self, epoch: int, mutations: Mapping[int, PbtPerturbation]) -> None:
         """Store PBT's decision at an epoch in one transaction."""
         for number, mutation in mutations.items():
             lineage = [*self.trial(number).lineage, mutation]
-            self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
-        self._storage.set_study_user_attr(self._study_id, GENERATION, epoch)
+            self._storage.set_attribute(number, LINEAGE, lineage)
+        self._storage.set_study_attribute(GENERATION, epoch)
 
     @in_transaction
     def take_back_mutation(self, number: int) -> None:
@@ -646,7 +536,7 @@ class Ledger(StudyRecord):
         The member then resumes unchanged.
         """
         lineage = self.trial(number).lineage[:-1]
-        self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
+        self._storage.set_attribute(number, LINEAGE, lineage)
 
     @in_transaction
     def finish(
@@ -668,21 +558,17 @@ class Ledger(StudyRecord):
         if record.finished:
             return record
         if lineage is not None and tuple(lineage) != record.lineage:
-            self._storage.set_trial_user_attr(self._id(number), LINEAGE, list(lineage))
+            self._storage.set_attribute(number, LINEAGE, list(lineage))
         if reason is not None:
-            self._storage.set_trial_user_attr(self._id(number), "reason", clipped_reason(reason))
+            self._storage.set_attribute(number, "reason", clipped_reason(reason))
         if traceback is not None:
-            self._storage.set_trial_user_attr(
-                self._id(number), "traceback", clipped_traceback(traceback)
-            )
+            self._storage.set_attribute(number, "traceback", clipped_traceback(traceback))
         self._ends += 1  # a transaction that fails skips a number
-        self._storage.set_trial_user_attr(self._id(number), ENDED, self._ends)
+        self._storage.set_attribute(number, ENDED, self._ends)
         trained = {} if seconds is None else {"seconds": round(seconds, 3)}
-        self._store_progress(
-            self._storage.get_trial(self._id(number)), ended_ms=_now_ms(), **trained
-        )
-        value = record.result if ending == "complete" else None
-        return self._record(self._study.tell(number, value, state=ENDINGS[ending]))
+        self._store_progress(self._storage.trial(number), ended_ms=_now_ms(), **trained)
+        self._storage.end_trial(number, ENDINGS[ending], _optuna_values(record, ending))
+        return self.trial(number)
 
     @in_transaction
     def reopen(
@@ -698,7 +584,7 @@ class Ledger(StudyRecord):
         Reports after the one from which it continues are deleted: they are made again, perhaps by
         other code. Number, parameters, attempts and training time stay.
         """
-        trial, last = self._storage.get_trial(self._id(number)), attempt.continued_at
+        trial, last = self._storage.trial(number), attempt.continued_at
         if trial.state != TrialState.FAIL:
             return self._record(trial)
         later = [f"{REPORT}{epoch}" for epoch in reports_in(trial.user_attrs) if epoch > last]
@@ -713,7 +599,7 @@ class Ledger(StudyRecord):
         would_stop, _ = trial.user_attrs.get(WOULD_STOP, (0, ""))
         if would_stop > last and is_of_search(trial.user_attrs):  # a further seed has its origin's
             drop.append(WOULD_STOP)
-        self._storage.reopen_trial(self._id(number), last_report=last, drop=drop)
+        self._storage.reopen_trial(number, last_report=last, drop=drop)
         before = trial.user_attrs.get("progress", {})
         history = [*trial.user_attrs.get(FAILED_ATTEMPTS, ()), attempt]
         attributes = {
@@ -728,18 +614,18 @@ class Ledger(StudyRecord):
             **({SIGNALS: []} if SIGNALS in trial.user_attrs else {}),
         }
         for key, value in attributes.items():
-            self._storage.set_trial_user_attr(self._id(number), key, value)
-        self._study.set_user_attr("concluded", 0)
+            self._storage.set_attribute(number, key, value)
+        self._storage.set_study_attribute("concluded", 0)
         return self.trial(number)
 
     @in_transaction
     def store_reopened(self, number: int) -> None:
         """Store that a reopened trial may train: see `Reopened`."""
-        self._storage.set_trial_user_attr(self._id(number), REOPENED, None)
+        self._storage.set_attribute(number, REOPENED, None)
 
     def _progress_at(self, number: int, steps: Mapping[int, int]) -> dict[str, int]:
         """Return the progress of a trial by its reports."""
-        known = self._reports(self._storage.get_trial(self._id(number)))
+        known = self._reports(self._storage.trial(number))
         if not known:
             return {}
         last = max(known)
@@ -752,9 +638,16 @@ class Ledger(StudyRecord):
             progress |= {"best_epoch": best, "best_step": steps[best]}
         return progress
 
-    def _create(self, trial: FrozenTrial) -> TrialRecord:
-        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
-        return self._record(self._storage.get_trial(self._look_up(trial_id)))
+
+def _optuna_values(record: TrialRecord, ending: Ending) -> Sequence[float]:
+    """Return the values of an ended trial: as Optuna does, the last report of a pruned one."""
+    if ending == "complete":
+        assert record.values, "a trial without a value does not complete"
+        return record.values
+    if ending == "failed" or record.all_reports or not record.reports:
+        return ()
+    last = record.reports[max(record.reports)]
+    return () if math.isnan(last) else (last,)
 
 
 def _now_ms() -> int:

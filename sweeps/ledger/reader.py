@@ -7,15 +7,11 @@ thousand trials. What must not live here: code that writes, and Optuna (`ledger`
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
-from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import (
     PLAN,
     REPORT,
@@ -33,19 +29,11 @@ from sweeps.ledger.attributes import (
 from sweeps.ledger.over_seeds import with_seeds
 from sweeps.ledger.ranking import front, value_of
 from sweeps.ledger.reasons import clipped
-from sweeps.ledger.sqlite import STUDY, LedgerFile
-from sweeps.ledger.trials import TrialRecord, TrialSummary
+from sweeps.ledger.sqlite import STUDY, LedgerFile, param_rows, report_rows, trial_rows
+from sweeps.ledger.trials import STATES, TrialRecord, TrialSummary
 from sweeps.optuna_compat import tables
 from sweeps.spec.sections import Select
 
-_STATES = {
-    "WAITING": "waiting",
-    "RUNNING": "running",
-    "COMPLETE": "complete",
-    "PRUNED": "pruned",
-    "FAIL": "failed",
-}
-_REPORTED_VALUE = tables.number_sql(*tables.INTERMEDIATE_VALUE)
 _TOLD_VALUE = tables.number_sql(*tables.VALUE)
 _IS_REPORT = f"key GLOB '{REPORT}*'"
 
@@ -56,7 +44,7 @@ class LedgerReader:
     def __init__(self, path: Path) -> None:
         self._location = LedgerFile(path)
         with self._location.reading() as db:
-            _check_tables(db, path)
+            self._location.check_tables(db)
             directions = db.execute(tables.DIRECTIONS_QUERY, {"name": STUDY}).fetchall()
             if not directions:
                 raise self._location.damaged("it holds no study")
@@ -147,15 +135,13 @@ class LedgerReader:
         self, db: sqlite3.Connection, number: int | None = None
     ) -> Iterator[tuple[int, int, Sequence[float]]]:
         """Yield number, epoch and values of each report, of one trial or of all."""
-        asked = {**self._study, "number": number}
         if len(self.minimizes) == 1:
-            reports = db.execute(tables.REPORTS_QUERY.format(number=_REPORTED_VALUE), asked)
-            for trial, epoch, value in _typed(reports, int, int, (int, float, NoneType)):
-                yield trial, epoch, (math.nan if value is None else float(value),)
+            for trial, epoch, value in report_rows(db, self._study, number):
+                yield trial, epoch, (value,)
             return
         notes: dict[int, dict[str, Any]] = {}
         query = tables.REPORT_ATTRIBUTES_QUERY.format(is_report=_IS_REPORT)
-        for trial, key, text in db.execute(query, asked):
+        for trial, key, text in db.execute(query, {**self._study, "number": number}):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
             for epoch, values in reports_in(mine).items():
@@ -164,29 +150,21 @@ class LedgerReader:
     def _read_trials(self, db: sqlite3.Connection) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
         read = tables.ParamDecoder()
-        suggested = db.execute(tables.PARAMS_QUERY, self._study)
-        for trial, name, value, distribution in _typed(suggested, int, str, (int, float), str):
+        for trial, name, value, distribution in param_rows(db, self._study):
             params.setdefault(trial, {})[name] = read(value, distribution)
         attributes: dict[int, dict[str, Any]] = {}
         query = tables.ATTRIBUTES_QUERY.format(is_report=_IS_REPORT)
         for trial, key, text in db.execute(query, self._study):
             attributes.setdefault(trial, {}).update(clipped({key: json.loads(text)}))
         values = self._values(db)
-        rows = db.execute(tables.TRIALS_QUERY, self._study)
-        for index, (trial, number, state, ended) in enumerate(_typed(rows, int, int, str, object)):
-            if number != index:
-                raise ValueError(f"its trial {index} has the number {number}")
+        for trial, number, state, *_ in trial_rows(db, self._study):
             yield TrialSummary(
                 number=number,
-                state=_STATES[state],
+                state=STATES[state],
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
                 select=self.select,
-                **trial_fields(
-                    params.get(trial, {}),
-                    attributes.get(trial, {}),
-                    datetime.fromisoformat(str(ended)) if ended else None,
-                ),
+                **trial_fields(params.get(trial, {}), attributes.get(trial, {})),
             )
 
     def _values(self, db: sqlite3.Connection) -> dict[int, tuple[Any, ...]]:
@@ -218,29 +196,6 @@ class LedgerReader:
 def _number(value: Any) -> float | None:
     """Return a column's value as a number; SQLite stores any type in any column."""
     return None if value is None else float(value)
-
-
-def _check_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Check that the tables have the version that this release reads."""
-    ((number, library),) = db.execute(tables.VERSION_QUERY)
-    ((revision,),) = db.execute(tables.REVISION_QUERY)
-    if (number, revision) != tables.SCHEMA:
-        raise LedgerError(
-            f"{path} has tables of version {number} ({revision}), by Optuna {library}; "
-            f"this release reads version {tables.SCHEMA[0]} ({tables.SCHEMA[1]}); "
-            "look at it with the release that wrote it"
-        )
-
-
-def _typed(
-    rows: Iterable[tuple[Any, ...]], *types: type | tuple[type, ...]
-) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows and check the type of each value: SQLite stores any type in any column."""
-    for row in rows:
-        for value, expected in zip(row, types, strict=True):
-            if not isinstance(value, expected):
-                raise ValueError(f"it holds a {type(value).__name__} where none belongs")
-        yield row
 
 
 def _one(rows: Iterable[tuple[Any, ...]]) -> Any:

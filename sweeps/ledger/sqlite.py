@@ -6,10 +6,13 @@ What must not live here: what a ledger holds (`ledger`, `ledger.reader`), and Op
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.optuna_compat import tables
@@ -18,9 +21,12 @@ from trainable.store.regular_files import check_database
 
 STUDY = "sweep"
 """The name of the Optuna study in each ledger."""
+IN_MEMORY = Path(":memory:")
+"""The path of a ledger that is never stored."""
 WAIT_SECONDS = 30.0
 """Seconds to wait for another process's transaction."""
 _HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE name = ?"
+_REPORTS_QUERY = tables.REPORTS_QUERY.format(number=tables.number_sql(*tables.INTERMEDIATE_VALUE))
 _COMPUTES = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 
 
@@ -32,6 +38,38 @@ class LedgerFile:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def connect(self) -> sqlite3.Connection:
+        """Open the ledger for a driver, which alone writes; a missing file is created."""
+        with self.errors():
+            # Other commands read while the driver writes; SQLite then waits for the driver's
+            # transaction instead of failing.
+            db = sqlite3.connect(
+                self.path, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            # Sync the directory, too, after SQLite removes a transaction's journal. Otherwise a
+            # power loss may restore the journal, and SQLite rolls the transaction back.
+            db.execute("PRAGMA synchronous = EXTRA")
+            return db
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise errors of the database as `LedgerError`."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self.refusal(error) from error
+
+    @contextlib.contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Raise errors of the database, and of what is read from it, as `LedgerError`."""
+        try:
+            with self.errors():
+                yield
+        except LedgerError:
+            raise
+        except Exception as error:  # a damaged file can raise any error in a decoder
+            raise self.damaged(f"{type(error).__name__}: {error}") from error
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -47,26 +85,20 @@ class LedgerFile:
                 f"made beside the {num_trials} trial directories that are left there; restore it "
                 "from a backup, or begin anew with: sweep run FILE --name NAME"
             )
-        try:
-            # Mode "rw" never creates a file. Unlike a read-only connection, it can roll back what
-            # a dead driver did not commit. `query_only` still forbids statements that write.
-            address = f"{self.path.absolute().as_uri()}?mode=rw"
-            with contextlib.closing(
-                sqlite3.connect(address, uri=True, timeout=WAIT_SECONDS)
-            ) as db:
-                db.execute("PRAGMA query_only = ON")
-                if db.execute(_COMPUTES).fetchone():  # an attacker's view may never end
-                    raise self.damaged("it holds a view or a trigger, and a ledger has neither")
-                if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                    raise self.damaged(verdict)
-                db.execute("BEGIN")
-                yield db
-        except LedgerError:
-            raise
-        except sqlite3.Error as error:
-            raise self.refusal(error) from error
-        except Exception as error:  # a damaged file can raise any error in a decoder
-            raise self.damaged(f"{type(error).__name__}: {error}") from error
+        # Mode "rw" never creates a file. Unlike a read-only connection, it can roll back what a
+        # dead driver did not commit. `query_only` still forbids statements that write.
+        address = f"{self.path.absolute().as_uri()}?mode=rw"
+        with (
+            self.decoding(),
+            contextlib.closing(sqlite3.connect(address, uri=True, timeout=WAIT_SECONDS)) as db,
+        ):
+            db.execute("PRAGMA query_only = ON")
+            if db.execute(_COMPUTES).fetchone():  # an attacker's view may never end
+                raise self.damaged("it holds a view or a trigger, and a ledger has neither")
+            if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise self.damaged(verdict)
+            db.execute("BEGIN")
+            yield db
 
     def num_trials(self) -> int | None:
         """Count the trials without changing anything; None when the file holds no study."""
@@ -75,7 +107,19 @@ class LedgerFile:
                 return None
             if not db.execute(tables.ANY_STUDY_QUERY).fetchone():
                 return None
+            self.check_tables(db)
             return int(db.execute(tables.COUNT_TRIALS_QUERY).fetchone()[0])
+
+    def check_tables(self, db: sqlite3.Connection) -> None:
+        """Check that the tables have the version that this release reads."""
+        ((number, library),) = db.execute(tables.VERSION_QUERY)
+        ((revision,),) = db.execute(tables.REVISION_QUERY)
+        if (number, revision) != tables.SCHEMA:
+            raise LedgerError(
+                f"{self} has tables of version {number} ({revision}), by Optuna {library}; "
+                f"this release reads version {tables.SCHEMA[0]} ({tables.SCHEMA[1]}); "
+                "look at it with the release that wrote it"
+            )
 
     def remove_incomplete(self, spec: Path) -> None:
         """Remove the empty ledger of a driver that died while it created the sweep."""
@@ -86,20 +130,19 @@ class LedgerFile:
             )
         self.path.unlink(missing_ok=True)
 
-    def refusal(self, error: Exception) -> LedgerError:
+    def refusal(self, error: sqlite3.Error) -> LedgerError:
         """Translate an error of the storage: the ledger is busy, unusable or damaged."""
-        cause = _sqlite_error(error)
-        reason = str(cause or error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         if "locked" in reason or "busy" in reason:
             return LedgerBusy(self.path, WAIT_SECONDS, *describe_database_lock(self.path))
-        if isinstance(cause, sqlite3.OperationalError) and "no such" not in reason:
+        if isinstance(error, sqlite3.OperationalError) and "no such" not in reason:
             free = shutil.disk_usage(self.path.parent).free
             return LedgerRefused(
                 f"the ledger {self.path} cannot be used: {reason}; {free} bytes are free on that "
                 "disk; what it holds is untouched; free space or correct the permissions, then "
                 "resume"
             )
-        if cause is None:  # the database works, and rejects what is written
+        if isinstance(error, sqlite3.IntegrityError):  # it works, and rejects what is written
             return LedgerRefused(
                 f"the ledger {self.path} cannot be used: {reason}; what it holds is untouched; "
                 "remove what another program added to it, such as a trigger, then resume"
@@ -112,6 +155,41 @@ class LedgerFile:
             f"{self.path} is not a readable ledger: {reason}; it is one SQLite database, the "
             "record of all trials; it is left as it is; restore it from a backup"
         )
+
+
+def trial_rows(db: sqlite3.Connection, study: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
+    """Yield Optuna's key, number, state, start and end of each trial, in the order of numbers."""
+    rows = db.execute(tables.TRIALS_QUERY, study)
+    text = (str, NoneType)
+    for index, row in enumerate(_typed(rows, int, int, str, text, text)):
+        if row[1] != index:
+            raise ValueError(f"its trial {index} has the number {row[1]}")
+        yield row
+
+
+def param_rows(db: sqlite3.Connection, study: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
+    """Yield Optuna's key, name, stored value and distribution of each trial's parameters."""
+    return _typed(db.execute(tables.PARAMS_QUERY, study), int, str, (int, float), str)
+
+
+def report_rows(
+    db: sqlite3.Connection, study: Mapping[str, int], number: int | None = None
+) -> Iterator[tuple[int, int, float]]:
+    """Yield number, epoch and intermediate value of each report, of one trial or of all."""
+    rows = db.execute(_REPORTS_QUERY, {**study, "number": number})
+    for trial, epoch, value in _typed(rows, int, int, (int, float, NoneType)):
+        yield trial, epoch, math.nan if value is None else float(value)
+
+
+def _typed(
+    rows: Iterable[tuple[Any, ...]], *types: type | tuple[type, ...]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows and check the type of each value: SQLite stores any type in any column."""
+    for row in rows:
+        for value, expected in zip(row, types, strict=True):
+            if not isinstance(value, expected):
+                raise ValueError(f"it holds a {type(value).__name__} where none belongs")
+        yield row
 
 
 def database_damage(file: Path) -> str | None:
@@ -130,10 +208,3 @@ def database_damage(file: Path) -> str | None:
     except sqlite3.DatabaseError as error:
         return str(error)
     return None if verdict == "ok" else " ".join(verdict.split())
-
-
-def _sqlite_error(error: BaseException | None) -> sqlite3.Error | None:
-    """Return SQLite's own error from the chain of causes."""
-    while error is not None and not isinstance(error, sqlite3.Error):
-        error = getattr(error, "orig", None) or error.__cause__
-    return error

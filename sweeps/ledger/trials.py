@@ -19,6 +19,14 @@ from sweeps.stopping.metric_values import Value
 
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
+STATES = {
+    "WAITING": "waiting",
+    "RUNNING": "running",
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
+"""A trial's state by the name of Optuna's."""
 
 
 @dataclass(frozen=True, kw_only=True)

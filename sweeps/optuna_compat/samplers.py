@@ -25,6 +25,11 @@ _WIDTHS = (0.1, 0.03, 0.01)
 _KEPT = 4
 
 
+def set_trial_id(trial: FrozenTrial, value: int) -> None:
+    """Set a trial's id. Samplers need one of each trial, also of a trial in no storage."""
+    trial._trial_id = value
+
+
 def in_generations(trials: Sequence[FrozenTrial], sampler: BaseSampler) -> list[FrozenTrial]:
     """Return trials, of which each complete one has a generation if the sampler counts them.
 

@@ -1,4 +1,4 @@
-"""The tables of Optuna's `RDBStorage`, as queries that run without Optuna.
+"""The tables of Optuna's `RDBStorage`, as SQL that runs without Optuna.
 
 Importing Optuna and SQLAlchemy takes half a second, and commands that only look at a sweep need
 neither. What must not live here: connections, and what the rows mean to a sweep (`ledger.reader`).
@@ -13,6 +13,8 @@ Parameters are written `:name`. A name in braces is filled in by `str.format`:
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 SCHEMA = (12, "v3.2.0.a")
@@ -43,7 +45,7 @@ COUNT_TRIALS_QUERY = "SELECT COUNT(*) FROM trials"
 """How many trials all studies have."""
 
 TRIALS_QUERY = (
-    "SELECT trial_id, number, state, datetime_complete FROM trials "
+    "SELECT trial_id, number, state, datetime_start, datetime_complete FROM trials "
     "WHERE study_id = :study ORDER BY number"
 )
 """A study's trials; a state is the name of a `TrialState`, and a time is in UTC."""
@@ -57,6 +59,11 @@ ATTRIBUTES_QUERY = (
     "JOIN trial_user_attributes USING (trial_id) WHERE study_id = :study AND NOT {is_report}"
 )
 """The user attributes of a study's trials, without reports."""
+SYSTEM_ATTRIBUTES_QUERY = (
+    "SELECT trial_id, key, value_json FROM trials "
+    "JOIN trial_system_attributes USING (trial_id) WHERE study_id = :study"
+)
+"""The system attributes of a study's trials."""
 REPORTS_QUERY = (
     "SELECT number, step, {number} FROM trials "
     "JOIN trial_intermediate_values USING (trial_id) "
@@ -71,7 +78,7 @@ REPORT_ATTRIBUTES_QUERY = (
 """The reports that are user attributes, of one trial or of all."""
 BEST_VALUES_QUERY = (
     "SELECT trial_id, {number} FROM trials "
-    "JOIN trial_values USING (trial_id) WHERE study_id = :study UNION ALL "
+    "JOIN trial_values USING (trial_id) WHERE study_id = :study AND state = 'COMPLETE' UNION ALL "
     "SELECT trial_id, {pick}(intermediate_value) FROM trials "
     "JOIN trial_intermediate_values USING (trial_id) WHERE study_id = :study "
     "AND state != 'COMPLETE' AND intermediate_value_type = 'FINITE' GROUP BY trial_id"
@@ -79,7 +86,7 @@ BEST_VALUES_QUERY = (
 """The value of each complete trial, and the best intermediate value of each other one."""
 LAST_VALUES_QUERY = (
     "SELECT trial_id, {number} FROM trials "
-    "JOIN trial_values USING (trial_id) WHERE study_id = :study UNION ALL "
+    "JOIN trial_values USING (trial_id) WHERE study_id = :study AND state = 'COMPLETE' UNION ALL "
     "SELECT trials.trial_id, intermediate_value FROM trials "
     "JOIN trial_intermediate_values AS report ON report.trial_id = trials.trial_id "
     "WHERE study_id = :study AND state != 'COMPLETE' AND intermediate_value_type = 'FINITE' "
@@ -92,13 +99,45 @@ VALUES_QUERY = (
     "SELECT trial_id, {number} FROM trials JOIN trial_values USING (trial_id) "
     "WHERE study_id = :study ORDER BY trial_id, objective"
 )
-"""The values of each complete trial."""
+"""The values of each trial that has some. Optuna keeps the last report of a pruned one, too."""
 UNFINISHED_REPORTS_QUERY = (
     "SELECT trial_id, key, value_json FROM trials "
     "JOIN trial_user_attributes USING (trial_id) "
     "WHERE study_id = :study AND state != 'COMPLETE' AND {is_report}"
 )
 """The reports that are user attributes, of all trials that are not complete."""
+
+ADD_VERSION = "INSERT INTO version_info VALUES (1, ?, ?)"
+ADD_REVISION = "INSERT INTO alembic_version VALUES (?)"
+ADD_STUDY = "INSERT INTO studies (study_name) VALUES (?)"
+ADD_DIRECTION = "INSERT INTO study_directions (study_id, objective, direction) VALUES (?, ?, ?)"
+_SET_ATTRIBUTE = (
+    "INSERT INTO {table} ({owner}, key, value_json) VALUES (?, ?, ?) "
+    "ON CONFLICT ({owner}, key) DO UPDATE SET value_json = excluded.value_json"
+)
+SET_STUDY_ATTRIBUTE = _SET_ATTRIBUTE.format(table="study_user_attributes", owner="study_id")
+SET_STUDY_SYSTEM_ATTRIBUTE = _SET_ATTRIBUTE.format(
+    table="study_system_attributes", owner="study_id"
+)
+ADD_TRIAL = (
+    "INSERT INTO trials (study_id, number, state, datetime_start) VALUES (?, ?, 'RUNNING', ?)"
+)
+ADD_PARAM = (
+    "INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) "
+    "VALUES (?, ?, ?, ?)"
+)
+SET_TRIAL_ATTRIBUTE = _SET_ATTRIBUTE.format(table="trial_user_attributes", owner="trial_id")
+SET_TRIAL_SYSTEM_ATTRIBUTE = _SET_ATTRIBUTE.format(
+    table="trial_system_attributes", owner="trial_id"
+)
+DROP_TRIAL_ATTRIBUTE = "DELETE FROM trial_user_attributes WHERE trial_id = ? AND key = ?"
+ADD_INTERMEDIATE_VALUE = (
+    "INSERT INTO trial_intermediate_values "
+    "(trial_id, step, intermediate_value, intermediate_value_type) VALUES (?, ?, ?, ?)"
+)
+DROP_LATER_VALUES = "DELETE FROM trial_intermediate_values WHERE trial_id = ? AND step > ?"
+ADD_VALUE = "INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (?, ?, ?, ?)"
+SET_STATE = "UPDATE trials SET state = ?, datetime_complete = ? WHERE trial_id = ?"
 
 INTERMEDIATE_VALUE = ("intermediate_value", "intermediate_value_type")
 """The two columns of an intermediate value, for `number_sql`."""
@@ -115,6 +154,19 @@ def number_sql(value: str, kind: str) -> str:
         f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN 9e999 "
         "WHEN 'INF_NEG' THEN -9e999 END"
     )
+
+
+def stored_number(value: float) -> tuple[float | None, str]:
+    """Return the two columns of a stored number."""
+    if math.isfinite(value):
+        return value, "FINITE"
+    return None, "NAN" if math.isnan(value) else "INF_POS" if value > 0 else "INF_NEG"
+
+
+def schema() -> list[str]:
+    """Return the statements that create the tables."""
+    text = Path(__file__).with_name("tables.sql").read_text(encoding="utf-8")
+    return text.split(";")
 
 
 class ParamDecoder:

@@ -7,20 +7,15 @@ made (`suggest`), and how samplers are built (`samplers`).
 
 from __future__ import annotations
 
-import random
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from random import Random
 
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial
 
 from sweeps.errors import Issue, UserError
-from sweeps.ledger.attributes import REPORT
+from sweeps.ledger.ledger import Ledger, Suggestion
+from sweeps.ledger.sqlite import IN_MEMORY
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
-from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import SAMPLERS
@@ -43,8 +38,9 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
         few = min(search.startup_trials, _STARTUP)
         search = search.model_copy(update={"startup_trials": few})
     search = search.model_copy(update={"try_first": []})
-    history = _InventedHistory(spec, warm)
-    suggester = Suggester(spec.model_copy(update={"search": search}), history)
+    random = Random(0)
+    ledger = _invented_ledger(spec, warm, random)
+    suggester = Suggester(spec.model_copy(update={"search": search}), ledger)
     space = spec.search_space()
     distributions = {key: one.to_optuna() for key, one in space.distributions.items()}
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it logs each new study
@@ -53,12 +49,15 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
             warnings.simplefilter("ignore")  # of a sampler that is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.num_trials)):
                 if is_named and 0 < number < search.startup_trials:
-                    history.end(space.draw(number) or {}, distributions, {})
+                    point = space.draw(number) or {}
+                    suggestion = Suggestion(point, {key: distributions[key] for key in point})
                 else:
                     suggestion = suggester.propose(number)
-                    history.end(
-                        suggestion.params, suggestion.distributions, suggestion.system_attrs
-                    )
+                ledger.add(suggestion)
+                value, *others = (random.random() for _ in spec.modes)
+                last = spec.budget.reports
+                ledger.report(number, epoch=last, step=last, value=value, others=others)
+                ledger.finish(number, "complete")
     except SamplerRejected:
         raise
     except Exception as error:  # a sampler of the user may raise anything
@@ -71,49 +70,14 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
         ) from error
 
 
-class _InventedHistory:
-    """Trials without training in the form of a ledger, after those of a warm start."""
-
-    def __init__(self, spec: SweepSpec, warm: WarmStart | None) -> None:
-        self._epochs = spec.budget.reports
-        self._random = random.Random(0)
-        if warm is None:
-            points = map(spec.search_space().draw, range(_WARM if spec.search.warm_start else 0))
-            taken = [
-                PriorTrial(one or {}, self._random.random(), self._epochs, True) for one in points
-            ]
-        else:
-            taken = sorted(warm.trials, key=lambda one: not one.complete)
-        self.earlier_budgets: tuple[int, ...] = ()
-        self.warm_start = WarmStart(taken[:_WARM])  # each one costs the sampler time
-        self._trials: list[FrozenTrial] = []
-        self.directions = [
-            StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
-            for mode in spec.modes
-        ]
-        self.minimize = spec.modes[0] == "min"
-
-    def frozen_trials(self) -> list[FrozenTrial]:
-        """Return all trials that have ended so far."""
-        return self._trials
-
-    def end(
-        self,
-        params: Mapping[str, Any],
-        distributions: Mapping[str, BaseDistribution],
-        system_attrs: Mapping[str, Any],
-    ) -> None:
-        """Add a complete trial with random values."""
-        values = [self._random.random() for _ in self.directions]
-        several = len(values) > 1
-        trial = optuna.trial.create_trial(
-            values=values,
-            params=dict(params),
-            distributions={key: distributions[key] for key in params},
-            intermediate_values={} if several else {self._epochs: values[0]},
-            user_attrs={f"{REPORT}{self._epochs}": values} if several else {},
-            system_attrs=dict(system_attrs),
-        )
-        trial.number = len(self._trials)
-        set_trial_id(trial, trial.number + 1)
-        self._trials.append(trial)
+def _invented_ledger(spec: SweepSpec, warm: WarmStart | None, random: Random) -> Ledger:
+    """Return a ledger in memory with the trials of a warm start, if the sweep has one."""
+    if warm is None:
+        points = map(spec.search_space().draw, range(_WARM if spec.search.warm_start else 0))
+        reports = spec.budget.reports
+        taken = [PriorTrial(one or {}, random.random(), reports, True) for one in points]
+    else:
+        taken = sorted(warm.trials, key=lambda one: not one.complete)
+    ledger = Ledger.create(IN_MEMORY, mode=spec.modes, sweep_id="dry run", select=spec.select)
+    ledger.store_warm_start(WarmStart(taken[:_WARM]))  # each one costs the sampler time
+    return ledger

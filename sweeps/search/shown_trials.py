@@ -19,10 +19,10 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import optuna
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, TPESampler
@@ -31,13 +31,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search, repeated_by
-from sweeps.ledger.ledger import ENDINGS, STATES
+from sweeps.ledger.ledger import ENDINGS, Ledger
 from sweeps.ledger.over_seeds import Repeats, repeats_of, state_of
 from sweeps.ledger.ranking import NOT_FINITE, is_cut_off, is_finite, values_by, values_over_seeds
 from sweeps.ledger.reasons import may_be_of_parameters
+from sweeps.ledger.trials import STATES
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.optuna_compat.samplers import in_generations
-from sweeps.optuna_compat.storage import set_trial_id
+from sweeps.optuna_compat.samplers import in_generations, set_trial_id
 from sweeps.spec.sections import LEARN_NOTHING, Select
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
@@ -50,33 +50,10 @@ SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
 
 
-class TrialHistory(Protocol):
-    """What a suggestion depends on besides the spec; a ledger implements it."""
-
-    @property
-    def warm_start(self) -> WarmStart:
-        """The trials of earlier sweeps that the sampler learns from."""
-
-    @property
-    def directions(self) -> list[StudyDirection]:
-        """The direction of each metric."""
-
-    @property
-    def minimize(self) -> bool:
-        """Whether less is better for the first metric."""
-
-    @property
-    def earlier_budgets(self) -> Collection[int]:
-        """The reports of a full training under each revision of the spec."""
-
-    def frozen_trials(self) -> list[FrozenTrial]:
-        """Return all trials in the form of Optuna; one that has changed is another object."""
-
-
 class ShownTrials:
     """Show the trials of a ledger to samplers."""
 
-    def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
+    def __init__(self, spec: SweepSpec, ledger: Ledger) -> None:
         self._spec = spec
         self._ledger = ledger
         self.space = spec.search_space()
@@ -467,7 +444,7 @@ def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[Frozen
 
 
 def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> FrozenTrial:
-    state = state_of([STATES[trial.state] for trial in mine], repeats.seeds)
+    state = state_of([STATES[trial.state.name] for trial in mine], repeats.seeds)
     first = mine[0]
     if len(mine) == 1 and (state != "running" or not first.state.is_finished()):
         return first

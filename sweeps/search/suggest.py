@@ -26,12 +26,12 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.ledger.attributes import PRIORS, is_of_search
-from sweeps.ledger.ledger import Suggestion
+from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.optuna_compat.samplers import AllowingGPSampler
 from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable
 from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
-from sweeps.search.shown_trials import SPACE, ShownTrials, TrialHistory
+from sweeps.search.shown_trials import SPACE, ShownTrials
 from sweeps.spec.search_space import PointKey, SearchSpace
 from sweeps.spec.sections import LEARN_NOTHING
 from sweeps.spec.space import Choice, Distribution
@@ -48,7 +48,7 @@ _REPEATS = 3  # drafts of points that were tried, in a space with a finite numbe
 class Suggester:
     """Make the suggestions of a sweep from the spec and the ledger's trials alone."""
 
-    def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
+    def __init__(self, spec: SweepSpec, ledger: Ledger) -> None:
         self._spec = spec
         self._ledger = ledger
         self._trials = ShownTrials(spec, ledger)

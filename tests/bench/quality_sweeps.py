@@ -16,13 +16,11 @@ import itertools
 import math
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import optuna
-from optuna.trial import FrozenTrial
 from ray.air.constants import TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
@@ -32,7 +30,6 @@ from sweeps.cli.run_console import PlainLines
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine, plan
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.run.driver import make_signal_handler
@@ -145,30 +142,14 @@ def own_seed(search: str, seed: int) -> int:
     return zlib.crc32(f"{search} {seed}".encode()) % 2**31
 
 
-class _Memory(optuna.storages.InMemoryStorage):
-    """Keeps a ledger for as long as the process lives."""
-
-    def read(self, work: Callable[[], _T]) -> _T:
-        return work()
-
-    def transact(self, work: Callable[[], _T]) -> _T:
-        return work()
-
-    def read_trials(self, study_id: int, ids: Set[int] | None) -> list[FrozenTrial]:
-        trials = self.get_all_trials(study_id, deepcopy=False)
-        return [one for one in trials if ids is None or one._trial_id in ids]
-
-
 class Ours:
     """A sweep's own searcher and scheduler, over a ledger in memory."""
 
     fails_at_nan = True
 
     def __init__(self, spec: SweepSpec) -> None:
-        storage: Any = _Memory()
-        study = optuna.create_study(storage=storage, direction="minimize")
         paths = SweepPaths(Path("nowhere"), spec.name)
-        self._ledger = Ledger(LedgerFile(paths.ledger), study, storage)
+        self._ledger = Ledger.create(Path(":memory:"), mode="min", sweep_id="bench")
         self.scheduler = make_scheduler(spec)
         assert spec.concurrency is not None
         self.searcher = LedgerSearcher(

@@ -21,7 +21,8 @@ from optuna.samplers._tpe.sampler import _get_reference_point
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.ledger.warm_start import WarmStart
+from sweeps.ledger.ledger import Ledger, Suggestion
+from sweeps.ledger.sqlite import IN_MEMORY
 from sweeps.optuna_compat import tpe
 from sweeps.search.suggest import Suggester
 from sweeps.spec.spec import SweepSpec
@@ -81,37 +82,26 @@ def fronts(repeats: int) -> list[Result]:
 
 
 class _History:
-    """The trials of a sweep without a ledger, as the sampler receives them."""
-
-    minimize = True
-    warm_start = WarmStart()
-    earlier_budgets = ()
+    """A ledger in memory that grows by complete trials with random values."""
 
     def __init__(self, spec: SweepSpec, apart: float, seed: int) -> None:
-        self.directions = [StudyDirection.MINIMIZE] * len(spec.metrics)
+        self.ledger = Ledger.create(IN_MEMORY, mode=spec.modes, sweep_id="bench")
         self._space = {key: one.to_optuna() for key, one in spec.search_space().ordered()}
         self._apart, self._draw = apart, np.random.default_rng(seed)
-        self._trials: list[FrozenTrial] = []
-
-    def frozen_trials(self) -> list[FrozenTrial]:
-        return self._trials
 
     def random_point(self) -> dict[str, float]:
         return {key: float(self._draw.uniform(0.01, 0.9)) for key in self._space}
 
     def add(self, point: dict[str, Any]) -> None:
         """Add a complete trial; with metrics that are far apart, half of them are on a front."""
-        values = self._apart * _sphere(1, self._draw, len(self.directions))[0]
+        values = self._apart * _sphere(1, self._draw, len(self.ledger.directions))[0]
         values = (
             values * (1 + self._draw.random() ** 3 / 2) + (1 - self._apart) * self._draw.random()
         )
-        trial = create_trial(
-            params=point,
-            distributions=self._space,
-            values=values.tolist(),
-        )
-        trial.number = len(self._trials)
-        self._trials = [*self._trials, trial]
+        number = self.ledger.add(Suggestion(point, self._space)).number
+        value, *others = values.tolist()
+        self.ledger.report(number, epoch=1, step=1, value=value, others=others)
+        self.ledger.finish(number, "complete")
 
 
 def _cost(metrics: int, parameters: int, trials: int, apart: float, seed: int) -> float:
@@ -129,7 +119,7 @@ def _cost(metrics: int, parameters: int, trials: int, apart: float, seed: int) -
     history = _History(spec, apart, seed)
     for _ in range(trials):
         history.add(history.random_point())
-    suggester, taken = Suggester(spec, history), []
+    suggester, taken = Suggester(spec, history.ledger), []
     for number in range(trials, trials + 1 + _IN_A_ROW):
         started = time.process_time()
         suggestion = suggester.propose(number)

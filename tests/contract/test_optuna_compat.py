@@ -5,20 +5,20 @@ A new release of Optuna that changes one fails here by the part's name.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import optuna
 import pytest
 import sqlalchemy
-from alembic.script import ScriptDirectory
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -31,7 +31,9 @@ from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.optuna_compat import samplers, storage, tables
+from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
+from sweeps.ledger.ledger import Ledger, Suggestion
+from sweeps.optuna_compat import samplers, tables
 
 SPACE: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -50,16 +52,15 @@ def running(**more: Any) -> FrozenTrial:
 
 
 @pytest.fixture(scope="module")
-def rdb() -> Iterator[storage.EditableParamsStorage]:
-    """One storage for all tests, because creating the tables takes half a second."""
-    pool = {"poolclass": sqlalchemy.pool.StaticPool}
-    opened = storage.EditableParamsStorage("sqlite://", engine_kwargs=pool)
+def rdb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RDBStorage]:
+    """One storage of Optuna's for all tests, because creating the tables takes half a second."""
+    opened = RDBStorage(f"sqlite:///{tmp_path_factory.mktemp('optuna')}/study.db")
     yield opened
     opened.engine.dispose()
 
 
 @pytest.fixture
-def study_id(rdb: storage.EditableParamsStorage) -> Iterator[int]:
+def study_id(rdb: RDBStorage) -> Iterator[int]:
     created = rdb.create_new_study([StudyDirection.MINIMIZE], "sweep")
     yield created
     for study in rdb.get_all_studies():
@@ -79,7 +80,7 @@ def test_importing_the_tables_does_not_import_optuna() -> None:
     assert child.stderr.decode().strip() in ("", "set()")
 
 
-def test_schema(rdb: storage.EditableParamsStorage) -> None:
+def test_schema(rdb: RDBStorage) -> None:
     assert tables.SCHEMA[0] == models.SCHEMA_VERSION
     assert rdb.get_head_version() == tables.SCHEMA[1]
     with rdb.engine.connect() as db:
@@ -92,7 +93,7 @@ def test_schema(rdb: storage.EditableParamsStorage) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in vars(tables) if name.endswith("_QUERY")])
-def test_query_reads_columns_that_exist(name: str, rdb: storage.EditableParamsStorage) -> None:
+def test_query_reads_columns_that_exist(name: str, rdb: RDBStorage) -> None:
     query = getattr(tables, name).format(
         number=tables.number_sql("value", "value_type")
         if name in ("BEST_VALUES_QUERY", "LAST_VALUES_QUERY", "VALUES_QUERY")
@@ -106,9 +107,7 @@ def test_query_reads_columns_that_exist(name: str, rdb: storage.EditableParamsSt
         db.execute(sqlalchemy.text(query), used).fetchall()
 
 
-def test_queries_read_what_optuna_writes(
-    rdb: storage.EditableParamsStorage, study_id: int
-) -> None:
+def test_queries_read_what_optuna_writes(rdb: RDBStorage, study_id: int) -> None:
     rdb.set_study_user_attr(study_id, "note", [1])
     number = rdb.create_new_trial(study_id, running(user_attrs={"a": 1}))
     rdb.set_trial_intermediate_value(number, 1, 0.5)
@@ -123,8 +122,8 @@ def test_queries_read_what_optuna_writes(
 
         assert ask(tables.DIRECTIONS_QUERY, name="sweep") == [(study_id, "MINIMIZE")]
         assert ask(tables.STUDY_ATTRIBUTES_QUERY, study=study_id) == [("note", "[1]")]
-        ((_, first, state, ended),) = ask(tables.TRIALS_QUERY, study=study_id)
-        assert (first, state, bool(ended)) == (0, "COMPLETE", True)
+        ((_, first, state, began, ended),) = ask(tables.TRIALS_QUERY, study=study_id)
+        assert (first, state, bool(began), bool(ended)) == (0, "COMPLETE", True, True)
         attributes = tables.ATTRIBUTES_QUERY.format(is_report=report)
         assert ask(attributes, study=study_id) == [(number, "a", "1")]
         intermediate = tables.number_sql(*tables.INTERMEDIATE_VALUE)
@@ -149,71 +148,55 @@ def test_json_of_distribution(distribution: BaseDistribution) -> None:
 # -- What is written ------------------------------------------------------------------------------
 
 
+def test_schema_is_that_of_optuna(rdb: RDBStorage, tmp_path: Path) -> None:
+    Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
+    found = []
+    for path in (str(rdb.engine.url.database), tmp_path / "ledger.db"):
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            rows = db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+            versions = [*db.execute(tables.VERSION_QUERY), *db.execute(tables.REVISION_QUERY)]
+        schema = {(kind, name, " ".join((sql or "").split())) for kind, name, sql in rows}
+        found.append((schema, versions))
+    assert found[0] == found[1]
+
+
+def _told(trial: FrozenTrial) -> dict[str, str]:
+    """What a trial is, whatever the order of its attributes; `repr` tells NaN from None."""
+    attributes = sorted(trial.user_attrs.items())
+    return {key: repr(value) for key, value in vars(trial).items()} | {
+        "_user_attrs": repr(attributes)
+    }
+
+
+@pytest.mark.parametrize("modes", [["min"], ["min", "max"]])
+def test_optuna_reads_what_the_ledger_writes(tmp_path: Path, modes: Any) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.db", mode=modes, sweep_id="s", select="final")
+    others = [2.0] * (len(modes) - 1)
+    for ending in ("complete", "pruned", "failed", "pruned", None):
+        point = Suggestion(PARAMS, SPACE, {"drawn": [1, None]})
+        number = ledger.add(point, place=7, started=True).number
+        for epoch, value in enumerate((math.nan, math.inf, -math.inf, 0.5), start=1):
+            ledger.report(number, epoch=epoch, step=epoch, value=value, others=others)
+        if ending is not None:
+            ledger.finish(number, ending, reason="why", seconds=1.5)
+    ledger.add(Suggestion({"width": 0.5}, {"width": FloatDistribution(0, 1)}))
+    ledger.reopen(2, FailedAttempt(1, "why", 4, 1, 2, ""), Reopened(False, False), steps={2: 2})
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/ledger.db")
+    read = study.get_trials()
+    assert [one.state.name[0] for one in read] == [*"CPRPRR"]
+    assert [*map(_told, read)] == [*map(_told, ledger.frozen_trials())]
+    again = Ledger.open(tmp_path / "ledger.db")
+    assert [*map(_told, read)] == [*map(_told, again.frozen_trials())]
+    assert study.user_attrs == {"sweep_id": "s", "select": "final", "concluded": 0}
+    assert study.directions == ledger.directions
+    assert study.ask(SPACE).number == 6
+
+
 def test_trial_id() -> None:
     trial = running()
-    storage.set_trial_id(trial, 7)
+    samplers.set_trial_id(trial, 7)
     assert trial._trial_id == 7
     assert trial.number != 7
-
-
-def test_create_alembic_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Optuna's migrations are does not depend on the storage: one process reads them once."""
-    name = "_create_alembic_script"
-    managers = (storage._VersionManager, storage._VersionManager.__base__)
-    assert [parameters(getattr(one, name)) for one in managers] == [["self"], ["self"]]
-    storage.EditableParamsStorage("sqlite://", {}).engine.dispose()
-    newest = ScriptDirectory.get_current_head(storage._VersionManager._migrations)
-    reading = Mock(side_effect=AssertionError("the migrations are read again"))
-    monkeypatch.setattr(ScriptDirectory, "from_config", reading)
-    for _ in range(2):  # created, and opened
-        opened = storage.EditableParamsStorage(f"sqlite:///{tmp_path}/ledger.db", {})
-        assert opened.get_current_version() == opened.get_head_version() == newest
-        opened.engine.dispose()
-
-
-def test_set_trial_param_without_commit(rdb: storage.EditableParamsStorage, study_id: int) -> None:
-    name = "_set_trial_param_without_commit"
-    assert parameters(getattr(storage.EditableParamsStorage, name)) == parameters(
-        getattr(RDBStorage, name)
-    )
-    rdb.create_new_trial(study_id, running())
-    other = rdb.create_new_trial(study_id)
-    changed = CategoricalDistribution(("adam", "lion"))
-    rdb.set_trial_param(other, "kind", 1.0, changed)
-    rdb.set_trial_param(other, "width", 0.5, FloatDistribution(0, 1))
-    assert rdb.get_trial(other).params == {"kind": "lion", "width": 0.5}
-
-
-def test_trial_is_found_by_its_number_through_the_index(
-    rdb: storage.EditableParamsStorage, study_id: int
-) -> None:
-    found = rdb.create_new_trial(study_id)
-    asked: list[tuple[str, Any]] = []
-    sqlalchemy.event.listen(
-        rdb.database, "before_cursor_execute", lambda *seen: asked.append((seen[2], seen[3]))
-    )
-    assert rdb.get_trial_id_from_study_id_trial_number(study_id, 0) == found
-    ((query, values),) = asked
-    with rdb.database.connect() as connection:
-        (plan,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all()
-    assert "gradsweep_trial_numbers (study_id=? AND number=?)" in plan[-1]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("create_new_trial", ["study_id", "template_trial"]),
-        ("get_trial", ["trial_id"]),
-        ("get_trial_id_from_study_id_trial_number", ["study_id", "trial_number"]),
-        ("set_trial_user_attr", ["trial_id", "key", "value"]),
-        ("set_trial_system_attr", ["trial_id", "key", "value"]),
-        ("set_trial_intermediate_value", ["trial_id", "step", "intermediate_value"]),
-        ("set_trial_param", ["trial_id", "param_name", "param_value_internal", "distribution"]),
-        ("set_trial_state_values", ["trial_id", "state", "values"]),
-    ],
-)
-def test_storage_method_that_the_ledger_overrides(name: str, expected: list[str]) -> None:
-    assert parameters(getattr(RDBStorage, name)) == ["self", *expected]
 
 
 # -- Samplers -------------------------------------------------------------------------------------

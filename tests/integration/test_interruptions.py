@@ -226,7 +226,7 @@ def test_ledger_that_rejects_an_end_stops_the_sweep(
         printed, _ = driver.communicate(timeout=scaled(60))
         ledger.execute("DROP TRIGGER held")
     assert driver.returncode == 3, printed
-    assert "the database rejects the state COMPLETE of a trial" in printed
+    assert "ledger.db cannot be used: not now; what it holds is untouched" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     cli.ok("resume", "small")
     after = cli.json("trials", "small")

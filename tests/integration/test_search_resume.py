@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.ledger.storage import StudyStorage
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile
@@ -48,12 +48,11 @@ early_stopping: {scheduler: SCHEDULER, grace_epochs: 1, reduction: 2}
 SIZE = "val/size"  # a second metric
 BEFORE = 7  # trials in the ledger that every case starts from
 WRITES = (
-    "create_new_trial",
-    "set_trial_param",
-    "set_trial_system_attr",
-    "set_trial_intermediate_value",
-    "set_trial_user_attr",
-    "set_trial_state_values",
+    "add_trial",
+    "set_param",
+    "add_value",
+    "set_attribute",
+    "end_trial",
 )
 
 
@@ -221,7 +220,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
     left = at
 
     def wrap(name: str) -> None:
-        real = getattr(EditableRDBStorage, name)
+        real = getattr(StudyStorage, name)
 
         def write(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -231,7 +230,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
                 raise Died
             return done
 
-        monkeypatch.setattr(EditableRDBStorage, name, write)
+        monkeypatch.setattr(StudyStorage, name, write)
 
     for name in WRITES:
         wrap(name)

@@ -37,7 +37,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.ledger.storage import StudyStorage
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
@@ -108,11 +108,11 @@ class Fuse:
 
 FUSE = Fuse()
 PERSISTING = [
-    (EditableRDBStorage, "create_new_trial"),
-    (EditableRDBStorage, "set_trial_param"),
-    (EditableRDBStorage, "set_trial_user_attr"),
-    (EditableRDBStorage, "set_trial_intermediate_value"),
-    (EditableRDBStorage, "set_trial_state_values"),
+    (StudyStorage, "add_trial"),
+    (StudyStorage, "set_param"),
+    (StudyStorage, "set_attribute"),
+    (StudyStorage, "add_value"),
+    (StudyStorage, "end_trial"),
     (Outbox, "append"),
     (Outbox, "follow"),
     (Outbox, "prepare"),

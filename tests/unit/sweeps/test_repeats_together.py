@@ -91,9 +91,7 @@ def test_exempt_configuration_counts_until_it_would_end(
 
 
 def _set(made: MadeSweep, number: int, key: str, value: Any) -> None:
-    made.ledger.transaction(
-        lambda: made.ledger._storage.set_trial_user_attr(made.ledger._id(number), key, value)
-    )
+    made.ledger.set_attr(number, key, value)
 
 
 def test_sampler_sees_the_mean_of_each_metric(tmp_path: Path) -> None:

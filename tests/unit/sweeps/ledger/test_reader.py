@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from optuna.distributions import (
     BaseDistribution,
@@ -80,7 +81,8 @@ def path(tmp_path: Path) -> Path:
 
 def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
     trials = [_trial(draw, minimize=mode == "min", select=ledger.select) for _ in range(25)]
-    ledger._storage.transact(lambda: ledger._study.add_trials(trials))
+    address = f"sqlite:///{ledger.location.path}"
+    optuna.load_study(study_name="sweep", storage=address).add_trials(trials)
 
 
 @pytest.mark.parametrize("select", ["checkpoint", "final"])

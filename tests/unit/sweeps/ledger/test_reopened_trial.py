@@ -141,7 +141,7 @@ def test_killed_reopening_changes_nothing(tmp_path: Path) -> None:
     before = Ledger.open(tmp_path / "ledger.db").trials()
     if (child := os.fork()) == 0:
         try:
-            type(ledger._study).set_user_attr = lambda *_: os._exit(9)  # type: ignore[method-assign]
+            ledger._storage.set_study_attribute = lambda *_: os._exit(9)  # type: ignore[method-assign]
             _reopen(ledger, 1, 1)
         finally:
             os._exit(0)

@@ -13,7 +13,7 @@ import pytest
 from sweeps.errors import LedgerError, LockLost
 from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.ledger.storage import StudyStorage
 from sweeps.run.tune_callbacks import TuneEventHandler
 from sweeps.run.worker_watch import WorkerRules
 from sweeps.stopping.schedulers import make_scheduler
@@ -60,7 +60,7 @@ class Kept:
         for verb in ("start", "follow", "tag", "finish"):
             noted = diary.of(self.recorder, verb, f"recorder.{verb}")
             patch.setattr(self.recorder, verb, noted)
-        real = EditableRDBStorage.transact
+        real = StudyStorage.transact
         within = False
 
         def transact(storage: Any, work: Any) -> Any:
@@ -77,7 +77,7 @@ class Kept:
             diary.done.append("commit")
             return done
 
-        patch.setattr(EditableRDBStorage, "transact", transact)
+        patch.setattr(StudyStorage, "transact", transact)
         view: Any = SimpleNamespace(
             **{
                 verb: diary.note(f"view.{verb}")

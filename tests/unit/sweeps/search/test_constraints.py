@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial
 
+from sweeps.ledger.ledger import Ledger
 from sweeps.search.suggest import Suggester
 from sweeps.spec.spec import SweepSpec, parse_spec
-from tests.unit.sweeps.search.trial_history import MadeHistory
+from tests.unit.sweeps.search.trial_history import empty_ledger, end
 
 X, Y = "task.x", "task.y"
 STARTUP = 10
@@ -76,18 +77,18 @@ class Search:
     def __init__(self, spec: SweepSpec, count: int, *, anew: bool = False) -> None:
         self.num_random = 0
         """How many points after the startup trials were drawn at random."""
-        history = MadeHistory(spec)
+        history = empty_ledger(spec)
         suggester = self._suggester(spec, history)
         for number in range(count):
             suggestion = suggester.propose(number)
             assert spec.search_space().allows(suggestion.params)
             values = [loss(suggestion.params), 1 - suggestion.params[X]]
-            history.end(suggestion, values[: len(spec.metrics)])
+            end(history, suggestion, values[: len(spec.metrics)])
             suggester = self._suggester(spec, history) if anew else suggester
         self.trials: list[FrozenTrial] = history.frozen_trials()
         self.best = min(loss(trial.params) for trial in self.trials)
 
-    def _suggester(self, spec: SweepSpec, history: MadeHistory) -> Suggester:
+    def _suggester(self, spec: SweepSpec, history: Ledger) -> Suggester:
         suggester = Suggester(spec, history)
         another = suggester._another
 
@@ -175,11 +176,11 @@ def test_nsgaii_sees_points_in_place_of_its_own() -> None:
 @pytest.mark.parametrize("before", ["nsgaii", "tpe", "random"])
 def test_nsgaii_sees_earlier_trials_of_another_space_or_sampler(before: str) -> None:
     spec = spec_of(before, "")
-    history = MadeHistory(spec)
+    history = empty_ledger(spec)
     suggester = Suggester(spec, history)
     for number in range(30):
         suggestion = suggester.propose(number)
-        history.end(suggestion, loss(suggestion.params))
+        end(history, suggestion, loss(suggestion.params))
     edited = spec_of("nsgaii", "", space=PLAIN.replace("[0, 1]}}", "[0, 0.9]}}"))
     found = [Suggester(edited, history).propose(30 + more) for more in range(3)]
     assert [one.system_attrs[GENERATION] for one in found] == [1, 1, 1]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.ledger.trials import places
 from sweeps.search.searcher import replayed_scheduler
 from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import SweepSpec, parse_spec
@@ -65,23 +64,3 @@ def test_search_goes_on_unchanged_after_extra_trials(
         return found
 
     assert run(tmp_path / "extra.db", 3) == run(tmp_path / "alone.db", 99)
-
-
-def test_search_that_an_earlier_release_continued_keeps_its_places(
-    tmp_path: Path, spec: SweepSpec
-) -> None:
-    """Its trials after an extra one have their numbers as places, which no later one gets."""
-    early = EarlyStoppingConfig(scheduler="hyperband", reduction=2)
-    spec = spec.model_copy(update={"early_stopping": early})
-    driver = Driver(tmp_path / "l.db", spec)
-    for _ in range(2):
-        _train_and_stop(driver, spec)
-    driver.ledger.finish(driver.ledger.add_extra("finish", 1).number, "failed")
-    driver.ledger.add(driver.searcher._suggester.propose(3))  # without a place
-    driver.ledger.finish(3, "failed")
-    driver = Driver(tmp_path / "l.db", spec)
-    for _ in range(2):
-        _train_and_stop(driver, spec)
-    trials = driver.ledger.trials()
-    assert places(trials) == {0: 0, 1: 1, 3: 3, 4: 4, 5: 5}
-    assert len({trial.seed for trial in trials}) == 5, "the finishing trial has that of trial 1"

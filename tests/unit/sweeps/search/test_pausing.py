@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.ledger.attributes import PROMOTED
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
@@ -211,15 +210,6 @@ def test_promoted_trial_goes_on_after_a_stop_before_its_next_report(
         pass
     epochs = [trial.epoch for trial in driver.ledger.trials()]
     assert epochs == [1, 2, 1, 4], "of four, two are promoted: 1 was, and 3 is the best then"
-
-
-def test_promotion_without_a_note_is_decided_anew(driver: Driver, spec: SweepSpec) -> None:
-    """An earlier release made it."""
-    _promoted_beside_a_better_one(driver, started=True)
-    driver.ledger.set_attr(1, PROMOTED, None)
-    driver = Driver(driver.paths, spec, driver.recorder)
-    config: Any = driver.searcher.suggest("again")
-    assert config["number"] == 2
 
 
 def test_retried_trial_waits_for_another_promotion(driver: Driver, spec: SweepSpec) -> None:

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.warm_start import WarmStart
-from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import dry_run
 from sweeps.search.prior_trials import Comparison, PriorTrials, draw
@@ -29,6 +26,7 @@ from sweeps.search.suggest import Suggester
 from sweeps.spec.priors import Prior
 from sweeps.spec.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
 from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.unit.sweeps.search.trial_history import empty_ledger
 
 SPEC = """
 name: priors
@@ -60,48 +58,31 @@ def _spec(space: str = SPACE, search: str = "{try_first: [], startup_trials: 4}"
     return parse_spec(SPEC.format(space=space, search=search), "priors.yaml")
 
 
-class History:
-    """A sweep's trials in memory, each of which stops after an epoch."""
+Loss = Callable[[Mapping[str, Any]], float]
 
-    def __init__(self, loss: Callable[[Mapping[str, Any]], float]) -> None:
-        self.warm_start = WarmStart()
-        self.earlier_budgets: tuple[int, ...] = ()
-        self.directions = [StudyDirection.MINIMIZE]
-        self.minimize = True
-        self._loss = loss
-        self._trials: list[FrozenTrial] = []
 
-    def frozen_trials(self) -> list[FrozenTrial]:
-        return list(self._trials)
-
-    def add(self, suggestion: Suggestion, *, ended: bool = True) -> None:
-        trial = create_trial(
-            state=TrialState.PRUNED if ended else TrialState.RUNNING,
-            params=dict(suggestion.params),
-            distributions=dict(suggestion.distributions),
-            intermediate_values={1: self._loss(suggestion.params)} if ended else {},
-            user_attrs={PRIORS: suggestion.priors} if suggestion.priors else {},
-            system_attrs=dict(suggestion.system_attrs),
-        )
-        trial.number = len(self._trials)
-        set_trial_id(trial, trial.number + 1)
-        self._trials.append(trial)
+def _train(ledger: Ledger, suggestion: Suggestion, loss: Loss) -> None:
+    """Add a trial that stops after an epoch."""
+    number = ledger.add(suggestion).number
+    ledger.report(number, epoch=1, step=1, value=loss(suggestion.params))
+    ledger.finish(number, "pruned")
 
 
 def _search(
     spec: SweepSpec,
-    loss: Callable[[Mapping[str, Any]], float] = lambda _: 0.5,
+    loss: Loss = lambda _: 0.5,
     *,
     trials: int = 40,
-    history: History | None = None,
+    ledger: Ledger | None = None,
     each_driver: bool = False,
 ) -> list[FrozenTrial]:
     """Search until there are so many trials; with a new driver for each, or one for all."""
-    history = history or History(loss)
-    suggester = Suggester(spec, history)
-    for number in range(len(history.frozen_trials()), trials):
-        history.add((Suggester(spec, history) if each_driver else suggester).propose(number))
-    return history.frozen_trials()
+    ledger = ledger or empty_ledger(spec)
+    suggester = Suggester(spec, ledger)
+    for number in range(len(ledger.frozen_trials()), trials):
+        now = Suggester(spec, ledger) if each_driver else suggester
+        _train(ledger, now.propose(number), loss)
+    return ledger.frozen_trials()
 
 
 def _around(trials: list[FrozenTrial]) -> list[int]:
@@ -172,7 +153,8 @@ def test_a_new_driver_for_each_trial_draws_the_same() -> None:
         _search(_spec(), _is_good_at_small_rates, trials=20, each_driver=new)
         for new in (False, True)
     )
-    assert [(t.params, t.user_attrs) for t in once] == [(t.params, t.user_attrs) for t in each]
+    assert [one.params for one in once] == [one.params for one in each]
+    assert _around(once) == _around(each)
 
 
 def test_evidence_drops_a_wrong_prior() -> None:
@@ -204,11 +186,11 @@ def test_no_trial_around_priors_before_a_comparison() -> None:
 
 
 def test_priors_themselves_are_tried_before_others() -> None:
-    history = History(lambda _: 0.5)
-    suggester = Suggester(_spec(), history)
+    ledger = empty_ledger(_spec())
+    suggester = Suggester(_spec(), ledger)
     for number in range(16):
-        history.add(suggester.propose(number), ended=False)
-    assert _around(history.frozen_trials()) == [0]
+        ledger.add(suggester.propose(number))
+    assert _around(ledger.frozen_trials()) == [0]
 
 
 @pytest.mark.parametrize("space", [SPACE, ONLY_CONDITIONAL])
@@ -228,13 +210,12 @@ def test_priors_take_nothing_from_the_sampler_s_sequence(sampler: str, space: st
 def test_more_trials_repeat_no_value_of_earlier_ones(sampler: str) -> None:
     """What a resume with more trials draws is not what was drawn around priors."""
     spec = _spec(search=f"{{sampler: {sampler}, try_first: [], startup_trials: 40}}")
-    history = History(_is_good_at_small_rates)
-    for trials in (10, 40):
-        suggester = Suggester(spec.model_copy(update={"trials": trials}), history)
-        for number in range(len(history.frozen_trials()), trials):
-            history.add(suggester.propose(number))
-    drawn = [trial.params[NORM] for trial in history.frozen_trials()]
-    assert len(_around(history.frozen_trials())) > 3
+    ledger = empty_ledger(spec)
+    for count in (10, 40):
+        shorter = spec.model_copy(update={"trials": count})
+        trials = _search(shorter, _is_good_at_small_rates, trials=count, ledger=ledger)
+    drawn = [trial.params[NORM] for trial in trials]
+    assert len(_around(trials)) > 3
     assert len({f"{norm:.12g}" for norm in drawn}) == len(drawn)
 
 
@@ -299,13 +280,13 @@ def test_trial_0_with_the_priors_leaves_room_around_them() -> None:
 
 
 def test_resume_with_another_prior_begins_with_it() -> None:
-    history = History(_is_good_at_small_rates)
     without = _spec(SPACE.replace(", prior: 3.0e-4", ""))
     assert without.search_space().digest() == _spec().search_space().digest()
-    assert not _around(_search(without, trials=6, history=history))
+    ledger = empty_ledger(without)
+    assert not _around(_search(without, _is_good_at_small_rates, trials=6, ledger=ledger))
     for trials, value in ((12, 3e-4), (18, 2e-5)):
         spec = _spec(SPACE.replace("3.0e-4", str(value)))
-        made = _search(spec, trials=trials, history=history)
+        made = _search(spec, _is_good_at_small_rates, trials=trials, ledger=ledger)
         assert made[trials - 6].params[LR] == value
         assert trials - 6 in _around(made)
 
@@ -461,7 +442,7 @@ def test_a_trial_has_the_defaults_of_its_own_optimizer_in_any_order(space: str) 
             spec = parse_spec(
                 SPEC.format(space=space, search="{try_first: [], priors: defaults}") + file, "p"
             ).model_copy(update={"seed": seed})
-            first = Suggester(spec, History(lambda _: 0.5)).propose(0)
+            first = Suggester(spec, empty_ledger(spec)).propose(0)
             assert first.priors is not None
             taken[first.params[NAME]] = first.params[LR]
         assert taken == pytest.approx({"sgd": 0.1, "adamw": 3e-4})

@@ -174,5 +174,4 @@ def test_one_seed_changes_nothing(tmp_path: Path, spec: SweepSpec) -> None:
     trials = _run(tmp_path / "l.db", one)
     assert {trial.role for trial in trials} == {"search"}
     assert [trial.seed for trial in trials] == [TrialSeed("trial", number) for number in range(6)]
-    assert "role" not in trials[0].__dict__.get("user_attrs", {})
     assert all(trial.over_seeds is None for trial in trials)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState, create_trial
 
-from sweeps.ledger.attributes import REPORT
+from sweeps.ledger.ledger import Suggestion
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
-from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search import samplers
 from sweeps.search.shown_trials import SPACE
 from sweeps.search.suggest import Suggester
 from sweeps.spec.spec import SweepSpec, parse_spec
-from tests.unit.sweeps.search.trial_history import MadeHistory
+from tests.unit.sweeps.search.trial_history import empty_ledger
 
 SPEC = """
 name: s
@@ -58,47 +54,28 @@ def _spec(
     return parse_spec(text, "s.yaml")
 
 
-class History(MadeHistory):
+class History:
     """Trials that end at random: complete, stopped, failed or still running. Values repeat."""
 
     def __init__(self, spec: SweepSpec) -> None:
-        super().__init__(spec)
+        self.ledger = empty_ledger(spec)
         self._draw, self._num_metrics = random.Random(0), len(spec.metrics)
-
-    def start(self, params: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
-        self._put(len(self._trials), params, attrs)
 
     def go_on(self) -> None:
         """Change some of the running trials: one trains on, ends or fails."""
-        for number, trial in enumerate(self._trials):
-            if trial.state == TrialState.RUNNING and self._draw.random() < 0.3:
-                self._put(number, trial.params, trial.system_attrs, last=self._draw.choice([1, 3]))
+        for trial in self.ledger.trials():
+            if not trial.finished and self._draw.random() < 0.3:
+                self._train(trial.number, self._draw.choice([1, 3]))
 
-    def _values(self) -> list[float]:
-        return [round(self._draw.random(), 2) for _ in range(self._num_metrics)]
-
-    def _put(self, number: int, params: Any, attrs: Any, *, last: int = 0) -> None:
-        states = [TrialState.RUNNING, TrialState.PRUNED, TrialState.COMPLETE, TrialState.FAIL]
-        state = self._draw.choices(states, [1, 2, 3, 1])[0] if last else TrialState.RUNNING
-        reports = {epoch: self._values() for epoch in range(1, last + 1)}
-        one = self._num_metrics == 1
-        trial = create_trial(
-            state=state,
-            values=self._values() if state == TrialState.COMPLETE else None,
-            params=dict(params),
-            distributions={key: self._space[key] for key in params},
-            intermediate_values={epoch: value[0] for epoch, value in reports.items()}
-            if one
-            else {},
-            user_attrs={
-                **({} if one else {f"{REPORT}{epoch}": value for epoch, value in reports.items()}),
-                **({"reason": "non_finite: nan"} if state == TrialState.FAIL else {}),
-            },
-            system_attrs=dict(attrs),
-        )
-        trial.number = number
-        set_trial_id(trial, number + 1)
-        self._trials[number : number + 1] = [trial]
+    def _train(self, number: int, last: int) -> None:
+        for epoch in range(1, last + 1):
+            value, *others = (round(self._draw.random(), 2) for _ in range(self._num_metrics))
+            self.ledger.report(number, epoch=epoch, step=epoch, value=value, others=others)
+        endings = (None, "pruned", "complete", "failed")
+        (ending,) = self._draw.choices(endings, [1, 2, 3, 1])
+        if ending is not None:
+            reason = "non_finite: nan" if ending == "failed" else None
+            self.ledger.finish(number, ending, reason=reason)  # type: ignore[arg-type]
 
 
 CASES = {
@@ -125,28 +102,33 @@ CASES = {
 @pytest.mark.parametrize("spec", CASES.values(), ids=list(CASES))
 def test_suggestions_are_those_of_optuna(spec: SweepSpec, monkeypatch) -> None:
     """What is kept of the trials between two suggestions follows their changes."""
+    # With three metrics, only the choice among the trials of a front is another one.
+    monkeypatch.setattr("sweeps.optuna_compat.tpe._MOST_METRICS", 3)
     history, space = History(spec), spec.search_space()
+    drawn = {key: one.to_optuna() for key, one in space.ordered()}
     for number in range(60):
         params = space.draw(number)
         assert params is not None
-        history.start(params, {SPACE: space.digest()})
+        point = {key: drawn[key] for key in params}
+        history.ledger.add(Suggestion(params, point, {SPACE: space.digest()}))
         history.go_on()
-    kept = Suggester(spec, history)
+    kept = Suggester(spec, history.ledger)
     for number in range(60, 75):
         suggestion = kept.propose(number)
         with monkeypatch.context() as patched:
             patched.setitem(samplers._CLASSES, "tpe", optuna.samplers.TPESampler)
-            assert Suggester(spec, history).propose(number) == suggestion
-        history.start(suggestion.params, suggestion.system_attrs)
+            assert Suggester(spec, history.ledger).propose(number) == suggestion
+        history.ledger.add(suggestion)
         history.go_on()
-    assert len({trial.state for trial in history.frozen_trials()}) == 4
+    assert len({trial.state for trial in history.ledger.frozen_trials()}) == 4
 
 
 def test_suggestions_are_those_of_optuna_with_trials_of_earlier_sweeps(monkeypatch) -> None:
     spec = _spec()
-    history, draw = History(spec), random.Random(0)
+    ledger, draw = empty_ledger(spec), random.Random(0)
     points = ({"task.x": draw.random(), "task.y": draw.random()} for _ in range(20))
-    history.warm_start = WarmStart([PriorTrial(one, one["task.x"], 9, True) for one in points])
-    suggestion = Suggester(spec, history).propose(0)
+    earlier = [PriorTrial(one, one["task.x"], 9, True) for one in points]
+    ledger.store_warm_start(WarmStart(earlier))
+    suggestion = Suggester(spec, ledger).propose(0)
     monkeypatch.setitem(samplers._CLASSES, "tpe", optuna.samplers.TPESampler)
-    assert Suggester(spec, history).propose(0) == suggestion
+    assert Suggester(spec, ledger).propose(0) == suggestion

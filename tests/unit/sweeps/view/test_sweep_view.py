@@ -49,7 +49,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
     ],
 )
 def test_damaged_request_for_extra_trials_is_named(sweep: MadeSweep, stored: object) -> None:
-    sweep.ledger._study.set_user_attr("series", stored)
+    sweep.ledger._storage.set_study_attribute("series", stored)
     with pytest.raises(LedgerError, match=r"is not a readable ledger: .*; restore it"):
         _ = sweep.view
 
