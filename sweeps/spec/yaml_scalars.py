@@ -50,8 +50,10 @@ def write_flow(value: object) -> str:
         return "[" + ", ".join(map(write_flow, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
-    if not isinstance(value, str):
+    if value is None or isinstance(value, bool):
         return shown(value)
+    if not isinstance(value, str):
+        return str(value)  # a number is stored whole, also where a secret has its digits
     # Escaped as `$${`, so that a `${` in the text is not a variable when it is read again.
     return write_key(value.replace("${", "$${"))
 
