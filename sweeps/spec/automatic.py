@@ -64,8 +64,6 @@ class AutoChoice:
 class Row(NamedTuple):
     """A row of a table; the first one that holds is taken."""
 
-    when: str
-    """The circumstances in words, as the guide has them."""
     name: str
     holds: Callable[[Circumstances], bool]
     why: str
@@ -74,25 +72,21 @@ class Row(NamedTuple):
 
 SAMPLERS: Sequence[Row] = (
     Row(
-        "`arguments` or a `warm_start`, which are for a sampler that learns",
         "tpe",
         lambda at: at.needs_learning,
         "as arguments and warm starts are for a sampler that learns",
     ),
     Row(
-        "The rule is `pbt` or `pb2`, whose members all start at once",
         "random",
         lambda at: at.is_population,
         "as all members of a population start before a sampler could learn",
     ),
     Row(
-        "At most `startup_trials` trials, or points in the space: `tpe` would draw at random, too",
         "random",
         lambda at: at.trials <= at.startup,
         "as tpe would draw all {trials} trials at random, too (startup_trials: {startup})",
     ),
     Row(
-        "Otherwise",
         "tpe",
         lambda _: True,
         "as it found better values than random search; gp did so, too, but takes 16 times as long "
@@ -101,19 +95,16 @@ SAMPLERS: Sequence[Row] = (
 )
 RULES: Sequence[Row] = (
     Row(
-        "One trial, or one point in the space",
         NoStopping.name,
         lambda at: at.trials == 1,
         "as one trial has no other to be compared with",
     ),
     Row(
-        "A budget so short that no report lies early enough to save anything",
         NoStopping.name,
         lambda at: not at.rungs,
         "as a budget of {reports} has no report so early that stopping saves anything",
     ),
     Row(
-        "Otherwise",
         AshaPromote.name,
         lambda _: True,
         "as with tpe and with gp it has the best mean ranks of all measured searches",

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-import sweeps
 from sweeps.errors import SpecError
-from sweeps.spec.automatic import RULES, SAMPLERS, sentence
+from sweeps.spec.automatic import sentence
 from sweeps.spec.spec import SweepSpec, parse_spec, parse_with_positions
 
 HEAD = """
@@ -25,7 +21,6 @@ AUTO = "search: auto\nearly_stopping: auto\n"
 LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
 SMALL, LARGE = ("random", "asha_promote"), ("tpe", "asha_promote")
 FORBIDDEN = (f"space={{{LR}: {{choice: [1, 2, 3, 4]}}, {NORM}: {{choice: [1, 2, 3, 4]}}}}",)
-GUIDE = Path(sweeps.__file__).parents[1] / "docs/guides/early-stopping-and-samplers.md"
 
 
 def _taken(more: str, *overrides: str) -> tuple[str, str]:
@@ -66,20 +61,6 @@ def test_what_auto_takes(overrides: tuple[str, ...], taken: tuple[str, str]) -> 
     assert _taken(AUTO, *overrides) == taken
     long = "search: {sampler: auto}\nearly_stopping: {scheduler: auto}\n"
     assert _taken(long, *overrides) == taken
-
-
-def test_guide_has_the_tables_of_the_code() -> None:
-    rows = re.findall(r"^\| (.*) \| (.*) \| `(\w+)` \|$", _section("## Let `auto` choose"), re.M)
-    assert rows == [
-        ("" if number else f"`{key}`", row.when, row.name)
-        for key, table in (("sampler", SAMPLERS), ("scheduler", RULES))
-        for number, row in enumerate(table)
-    ]
-
-
-def _section(title: str) -> str:
-    found: str = GUIDE.read_text(encoding="utf-8").split(f"{title}\n")[1]
-    return found.split("\n## ")[0].replace("| | ", "|  | ")
 
 
 def test_reasons_are_said() -> None:
