@@ -21,6 +21,8 @@ _SECTION = "leaders"
 _AXES = {"lineSmoothness": 0, "xAxisKey": "step"}
 _NAME = "attributes.`Run Name`"
 """A column of MLflow's table of runs."""
+_OUTCOME = "tags.`outcome`"
+"""How a trial ended. MLflow's own status is the same for a complete and a pruned trial."""
 _MARK_WIDTH = 30
 """Pixels of the mark of the order in a column's header."""
 _MOST_PARAMS = 12
@@ -65,7 +67,7 @@ def shared_view(
         ),
     ]
     section = {"uuid": _SECTION, "name": "Leaders", "display": True, "columns": 1}
-    columns = [f"metrics.`{value}`", *(f"params.`{name}`" for name in chosen)]
+    columns = [f"metrics.`{value}`", _OUTCOME, *(f"params.`{name}`" for name in chosen)]
     state = {
         "searchFilter": _TRIALS if sweep_id is None else f"{_TRIALS} AND {of_sweep(sweep_id)}",
         "orderByKey": f"metrics.`{value}`",
@@ -75,6 +77,7 @@ def shared_view(
         "columnWidths": {
             _NAME: 130,
             columns[0]: _width(value) + _MARK_WIDTH,
+            _OUTCOME: _width("outcome"),
             **{f"params.`{name}`": _width(name) for name in chosen},
         },
         "runsHiddenMode": "FIRST_10_RUNS",

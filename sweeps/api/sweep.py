@@ -206,10 +206,10 @@ class Sweep:
     def run(self, *, offline: bool = False) -> Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
 
-        A terminal shows the live table, a notebook a progress bar, and what `auto` took. An
-        interrupt drains the trials and raises KeyboardInterrupt; `resume` continues. If this
-        process is killed, the driver is killed, too, and `resume` continues from the newest
-        checkpoints.
+        A terminal shows the live table, a notebook a progress bar and the best trials so far, and
+        what `auto` took. An interrupt drains the trials and raises KeyboardInterrupt; `resume`
+        continues. If this process is killed, the driver is killed, too, and `resume` continues
+        from the newest checkpoints.
 
         A function is called in this process instead. Running its script again continues the
         sweep: a trial that was running starts again, with the same parameters.
@@ -694,7 +694,7 @@ _ENDED = ("complete", "pruned", "failed")
 def progress_bar(
     paths: SweepPaths, spec: SweepSpec, note: str = "", *, always: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that updates the bar.
+    """Yield a function that updates the bar, and in a notebook the best trials below it.
 
     Args:
         paths: The sweep's files.
@@ -711,13 +711,19 @@ def progress_bar(
     if note:
         tqdm.write(note, file=None if in_notebook() else sys.stderr)
     hidden = None if always else False  # None: where no terminal shows it
-    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial", disable=hidden) as bar:
+    with (
+        tqdm(total=spec.max_runs, desc=paths.name, unit="trial", disable=hidden) as bar,
+        _changing_html() as show,
+    ):
 
         def update() -> None:
             if bar.disable:
                 return
             try:
-                found = SweepView(paths).status()
+                view = SweepView(paths)
+                found = view.status()
+                if found["best"] is not None:
+                    show(_leaders([view], 5))
             except (ValueError, LedgerError, RevisionError, SpecError, OSError):
                 return  # it has not begun, or is just being written
             bar.total = found["num_trials"]
@@ -728,6 +734,22 @@ def progress_bar(
 
         yield update
         update()
+
+
+@contextlib.contextmanager
+def _changing_html() -> Iterator[Callable[[Comparison], None]]:
+    """Yield a function whose last argument a notebook shows, until the end of the block."""
+    if not in_notebook():
+        yield lambda _: None
+        return
+    from IPython import display
+
+    cell: Any = display  # without types
+    shown = cell.display(cell.HTML(""), display_id=True)
+    try:
+        yield lambda found: shown.update(cell.HTML(found._repr_html_()))
+    finally:
+        shown.update(cell.HTML(""))  # the cell's own result shows the sweep
 
 
 class Figures:
@@ -743,6 +765,14 @@ class Figures:
 
     def __init__(self, paths: SweepPaths) -> None:
         self._paths = paths
+
+    def _repr_html_(self) -> str:
+        """Return what there is to draw, for a notebook."""
+        methods = {name: one.__doc__ for name, one in vars(Figures).items() if name[0] != "_"}
+        rows = (
+            f"<li><code>{name}()</code>: {html.escape(str(methods[name]))}" for name in methods
+        )
+        return f"<ul>{''.join(rows)}</ul>"
 
     def history(self) -> go.Figure:
         """Each trial's value in the order of their starts, and the best so far."""
@@ -832,5 +862,9 @@ def compare(*sweeps: Sweep, top: int = 5) -> Comparison:
     if not sweeps or top < 1:
         raise ValueError("compare() needs at least one sweep, and a `top` of at least 1")
     views = {sweep.paths.directory: SweepView(sweep.paths) for sweep in sweeps}
-    found = compare_views(list(views.values()), top=top)
+    return _leaders(list(views.values()), top)
+
+
+def _leaders(views: Sequence[SweepView], top: int) -> Comparison:
+    found = compare_views(views, top=top)
     return Comparison(leaders_frame(found), found["same"])

@@ -82,7 +82,7 @@ def draw_page(paths: SweepPaths, mlflow: str | None = None) -> str:
     audit = audit_sweep(sweep.view)
     drawn, left_out = _draw(sweep)
     measured = [*_trained_again(sweep), *_tested(sweep)]
-    words = [_found(sweep), _trials(sweep, mlflow), *measured]
+    words = [_found(sweep, audit), _trials(sweep, mlflow), *measured]
     sections = [*words, *drawn, audit_section(audit), _failures(sweep), *left_out]
     return page(_header(sweep, audit, mlflow), sections)
 
@@ -163,20 +163,22 @@ def _result(sweep: SweepData, record: TrialSummary) -> str:
     return f"{joined(dict(zip(sweep.spec.metrics, values, strict=True)))} ({joined(params)})"
 
 
-def _found(sweep: SweepData) -> PageSection:
+def _found(sweep: SweepData, audit: Audit) -> PageSection:
     """Return what was found, and the commands for what can be done next."""
     findings = find(sweep.view)
     items = "".join(f"<li>{escape(one.sentence)}</li>\n" for one in findings.sentences)
-    commands = "".join(command_line(*one) for one in _commands(sweep.view, findings))
+    commands = "".join(command_line(*one) for one in _commands(sweep.view, findings, audit))
     return PageSection("Findings", "", f"{f'<ul>{items}</ul>' if items else _NO_VALUE}{commands}")
 
 
-def _commands(view: SweepView, findings: Findings) -> Iterator[tuple[str, str]]:
+def _commands(view: SweepView, findings: Findings, audit: Audit) -> Iterator[tuple[str, str]]:
     """Yield what can be done with a sweep in its state, and the command that does it."""
     command = view.paths.command
     if view.running:
         yield "stop; a resume continues", command("stop")
         return
+    if view.spec.is_of_script:
+        return  # running the script again continues it
     if view.state == "interrupted" and view.abort is None:
         yield "continue", command("resume")
     elif view.state != "finished":
@@ -188,6 +190,9 @@ def _commands(view: SweepView, findings: Findings) -> Iterator[tuple[str, str]]:
         if findings.overrides:
             changes = [word for change in findings.overrides for word in ("-s", change)]
             yield findings.next_label, command("resume", *changes)
+        for card in audit.cards:  # what is not known yet, where one command finds it out
+            if card.verdict == "not enough data" and (found := audit.command(card)) is not None:
+                yield card.remedy or card.id, found
         choose = ("TRIAL",) if view.several else ()
         yield "export the best weights", command("best", *choose, "--export", "DIR")
 

@@ -211,7 +211,7 @@ class SweepView:
 
     def finish_command(self, record: TrialSummary) -> str | None:
         """Return the command that trains a pruned trial to its end; None if none is offered."""
-        if not can_offer_finish(self.spec, record, self.records):
+        if self.spec.is_of_script or not can_offer_finish(self.spec, record, self.records):
             return None
         return self.paths.command("resume", str(record.number), "--finish")
 

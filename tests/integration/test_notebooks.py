@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -40,12 +41,25 @@ def test_notebook_runs(page: Path, tmp_path: Path) -> None:
     NotebookClient(notebook, timeout=int(scaled(180)), resources=resources).execute()
 
 
+class _Listening(NotebookClient):
+    """Keeps the HTML that a cell has replaced."""
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        self.shown: list[str] = []
+
+    def process_message(self, msg: dict[str, Any], *where: Any) -> Any:
+        if msg["header"]["msg_type"] == "update_display_data":
+            self.shown.append(msg["content"]["data"].get("text/html", ""))
+        return super().process_message(msg, *where)
+
+
 def test_notebook_shows_progress_and_plain_errors(tmp_path: Path) -> None:
     source = KEYS.replace('"epochs": 200', '"epochs": 2').replace("trials=1", "trials=2")
     source = source.replace("seed=3,", 'seed=3, search="auto",')
     cells = [nbformat.v4.new_code_cell(code) for code in (source + "sweep.run()", "sweep.run()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    client = NotebookClient(
+    client = _Listening(
         notebook,
         timeout=int(scaled(180)),
         allow_errors=True,
@@ -58,6 +72,9 @@ def test_notebook_shows_progress_and_plain_errors(tmp_path: Path) -> None:
     assert f"{best.value:.4g} (trial {best.number})" in shown
     assert "2/2" in shown
     assert "auto takes sampler random, as tpe would draw all 2 trials at random, too" in shown
+    *while_it_ran, at_the_end = client.shown
+    assert any("val/loss" in one and f"{best.value:.6f}" in one for one in while_it_ran)
+    assert at_the_end == ""  # the sweep itself is the cell's result, with the same table
     refused = notebook.cells[1].outputs[-1].evalue.splitlines()
     assert refused[0].endswith("exit code 2:")
     assert refused[2].startswith("sweep 'long' exists already")  # after what `auto` takes

@@ -64,6 +64,8 @@ class Audit:
         if card.command is None:
             return None
         paths, (first, *rest) = self.view.paths, card.command
+        if self.view.spec.is_of_script and first != "trials":
+            return None  # its script alone can train it
         if first == "init":  # the spec of a new sweep
             return command_line(paths.root, first, "--from", paths.name, *rest)
         return paths.command(first, *rest)
