@@ -373,8 +373,7 @@ def test_python_objects_are_distributions(
     assert f"task.lr: {written}\n" in make(square, {"lr": value}, trials=1).to_yaml()
 
 
-def test_suggestions_are_those_of_a_sweep_with_a_task(make: Callable[..., Sweep]) -> None:
-    """Optuna's own sampler of the same seeds is behind both: here the stored distributions."""
+def test_distribution_of_optuna_is_stored_as_it_is(make: Callable[..., Sweep]) -> None:
     sweep = make(square, {"lr": FloatDistribution(0.1, 1.0, log=True)}).run()
     (stored,) = {str(one.distributions["task.lr"]) for one in sweep.study.trials}
     assert stored == str(optuna.distributions.FloatDistribution(0.1, 1.0, log=True))
@@ -437,3 +436,5 @@ def test_command_that_needs_the_function_names_the_script(
     assert caught.value.exit_code == 2
     assert "'square' is a function of a script or a notebook" in capfd.readouterr().err
     assert len(sweep.trials()) == 3
+    offered = {card["command"] for card in sweep.audit()["cards"]}
+    assert offered == {None}  # without a function the card of the noise offers a command
