@@ -31,8 +31,8 @@ _LEAST = 0.9
 _SECONDS = 120
 """A mutation whose tests take longer is killed: the unchanged tests take a few seconds."""
 _PYTEST = ("-x", "-q", "-m", "not chaos", "-p", "no:cacheprovider", "--hypothesis-seed=0")
-_PASSED, _FAILED = 0, 1
-"""Exit codes of pytest; others say that it ran no test."""
+_PASSED, _RAN_NONE = 0, (2, 4, 5)
+"""Exit codes of pytest; with a mutation that cannot be imported it runs none."""
 
 Verdict = Literal["killed", "survived", "not applicable"]
 
@@ -155,9 +155,9 @@ def _judge(mutation: Mutation, stamp: int) -> tuple[Verdict, str]:
             code, output = _run_tests(mutation.tests.split(), _SECONDS)
     except (OSError, ValueError) as error:
         return "not applicable", str(error)
-    if code in (None, _FAILED):
-        return "killed", ""
-    return ("survived", "") if code == _PASSED else ("not applicable", output)
+    if code in _RAN_NONE:
+        return "not applicable", output
+    return "survived" if code == _PASSED else "killed", ""
 
 
 def _judge_all(mutations: Sequence[Mutation]) -> int:

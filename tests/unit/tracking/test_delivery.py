@@ -203,10 +203,11 @@ def test_changed_parameter_becomes_a_curve_and_a_tag(house: House, place: str) -
 
 
 def test_permanently_rejected_record_blocks_nothing(house: House) -> None:
-    real = house.server.set_tags
+    real, refused = house.server.set_tags, []
 
     def picky(run_id: str, tags: dict[str, str]) -> None:
         if "bad" in tags:
+            refused.append(tags)
             raise RecordRejected("the tag 'bad' is not allowed here")
         real(run_id, tags)
 
@@ -220,6 +221,8 @@ def test_permanently_rejected_record_blocks_nothing(house: House) -> None:
     assert house.server.runs(0)[0][2]["good"] == "1"
     [(kind, reason)] = house.outbox._db.execute("SELECT kind, reason FROM refused").fetchall()
     assert (kind, reason) == ("tags", "the tag 'bad' is not allowed here")
+    assert refused[-2:] == [{"bad": "1"}] * 2, "alone, once more after a search for the run"
+    assert len(refused) == 4, "and with others behind the start record and before it"
 
 
 def test_only_the_rejected_record_of_a_batch_is_set_aside(house: House) -> None:

@@ -221,6 +221,12 @@ def test_the_disk_is_waited_for_once(ledger: Ledger, do: Callable[[Ledger], obje
     assert not [statement for statement in said if statement.startswith("SELECT")]
 
 
+def test_a_commit_waits_for_its_directory(path: Path) -> None:
+    """As SQLite's EXTRA, 3, does: FULL does not sync the directory once the journal is gone."""
+    with contextlib.closing(LedgerFile(path).connect()) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
 def test_creating_twice_is_refused(ledger: Ledger, path: Path) -> None:
     del ledger
     with pytest.raises(LedgerError, match="already holds a ledger"):
