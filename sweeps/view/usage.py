@@ -26,6 +26,9 @@ from sweeps.stopping.patience import BY_PATIENCE
 from sweeps.stores import check_store
 from sweeps.view.sweep_view import SweepView, UnknownSweep
 
+_MUCH_SLOWER = 1.5
+"""From here on a sweep says why it took so many times as long as planned."""
+
 
 @dataclass(frozen=True)
 class Total:
@@ -120,6 +123,12 @@ class Usage:
         if plan["seconds"] is not None:
             hours = format_device_hours(plan["device_seconds"], plan["device"])
             sentence += f" in {format_duration(plan['seconds'])}, {hours}"
+            planned_pace = plan["seconds"] / plan["expected_epochs"]
+            if (slower := self.seconds / self.epochs / planned_pace) >= _MUCH_SLOWER:
+                count += (
+                    f"; {slower:.1f} times as long for each {self.report_word}: the plan counts "
+                    "neither the start of Ray nor other work on the machine"
+                )
         return sentence + count
 
     def _saved(self) -> str:

@@ -105,6 +105,15 @@ def test_trials_that_confirm_are_not_of_the_plan(sweep: MadeSweep) -> None:
     )
 
 
+def test_much_more_time_than_planned_is_explained(sweep: MadeSweep) -> None:
+    sweep.ledger.store_seconds(162.0)  # 9 s an epoch; planned are 4.5
+    used, *_ = usage(sweep.view).sentences()
+    assert "; 2.0 times as long for each epoch: the plan counts neither the start of Ray" in used
+    sweep.ledger.store_seconds(121.0)  # 1.49 times
+    used, *_ = usage(sweep.view).sentences()
+    assert "times as long" not in used
+
+
 def test_nothing_is_said_before_the_first_epoch(tmp_path: Path) -> None:
     assert usage(MadeSweep(tmp_path).view).sentences() == []
 
