@@ -1,7 +1,7 @@
-"""What a task, its data, a loop's context and its configuration offer, as tables for the guides.
+"""What a task, its data and a loop's context offer, as tables for the guides.
 
 Each row is made of a signature and the first sentence of a docstring. What must not live here:
-words about a method or a field; they stand beside it in the code.
+words about a method; they stand beside it in the code.
 """
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
-from trainable import Context, Data, Task, TrialConfig
-from trainable.config import TaskConfig
+from trainable import Context, Data, Task
 
 CALLED = {"use_cross_entropy", "log", "log_file", "log_figure", "reads", "files_read"}
 """What a task calls on itself; all other methods are defined by the user, or inherited."""
-
-_OPENED = ("task", "budget")
-"""Sections of the configuration whose fields are listed."""
 
 
 def public_names(kind: type) -> list[str]:
@@ -45,14 +39,12 @@ def task_tables() -> str:
 
 
 def loop_tables() -> str:
-    """Return the tables of the guide to loops."""
+    """Return the table of the guide to loops."""
     methods = [name for name in public_names(Context) if name not in attributes_of(Context)]
     return "\n".join(
         [
             *_table("On `context`", _attributes(Context, "context.")),
             *_rows(_methods(Context, methods, "context.")),
-            "",
-            *_table("On `config`", _fields(TrialConfig, "config.")),
         ]
     )
 
@@ -90,20 +82,6 @@ def _arguments(value: object) -> str:
             shown.append("*")  # as Python writes it: what follows is given by name
         shown.append(one.name if one.default is one.empty else f"{one.name}={one.default!r}")
     return f"({', '.join(shown)})".replace("'", '"')
-
-
-def _fields(model: type[BaseModel], above: str) -> Iterator[tuple[str, str]]:
-    for name, field in model.model_fields.items():
-        section = field.annotation
-        if not isinstance(section, type) or not issubclass(section, BaseModel):
-            yield f"`{above}{name}`", _first_sentence(field.description or "")
-        elif name in _OPENED:
-            yield from _fields(section, f"{above}{name}.")
-        else:
-            yield f"`{above}{name}`", _first_sentence(inspect.getdoc(section) or "")
-    if model is TaskConfig:
-        yield f"`{above}<argument>`", "An argument of the task, as the spec spells it"
-        yield f"`{above}arguments`", "All arguments of the task, as a dict"
 
 
 def _first_sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""README and the guides list all that a task, its data, a context and a configuration offer."""
+"""README and the guides list all that a task, its data and a context offer."""
 
 from __future__ import annotations
 
