@@ -46,8 +46,6 @@ ROWS = {
         "tests.bench.field.row:field",
         "P9: epochs to a target / searches of other libraries",
     ),
-    "found": ("tests.bench.quality:found", "P9: the best of 200 evaluations, by sampler"),
-    "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "priors": ("tests.bench.priors:priors", "epochs with a prior / without, right and wrong"),
     "hard": ("tests.bench.hard:hard", "flat, failing, noisy, crossing, mixed / random search"),
     "trust": ("tests.bench.trust:trust", "the confirmed winner's true rank; audit's false alarms"),

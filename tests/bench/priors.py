@@ -15,8 +15,7 @@ import argparse
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.pool import Pool, PooledOurs
 from tests.bench.curves.tables import DESIGN, DESIGN_SEEDS, CurveTable, read_table
-from tests.bench.quality_cases import ASHA, CASES, problem_spec
+from tests.bench.quality_cases import ASHA, problem_spec
 from tests.bench.quality_problems import PROBLEMS
 from tests.bench.quality_sweeps import Ours, Params, Train, drive
 from tests.bench.quality_table import median_interval, ratio_interval, ruled
@@ -124,11 +123,11 @@ class _Search:
     """
 
     def __init__(self, name: str) -> None:
-        self._form = CASES[name] if name in PROBLEMS else None
+        self._form = PROBLEMS.get(name)
         self._table = None if self._form else read_table(name)
         if self._form is not None:
             self._parts = problem_spec(name)
-            self.level, self.most = self._form.levels[0], MOST
+            self.level, self.most = self._form.regrets[0], MOST
         else:
             table = self._known_table
             self._parts = {
@@ -161,9 +160,12 @@ class _Search:
 
     def side(self, spec: SweepSpec, seed: int) -> tuple[Ours, Train, Callable[[Params], float]]:
         """Return the searcher, what trains, and the regret of parameters."""
-        if self._form is not None:
-            shown = self._form.shown
-            return Ours(spec), partial(self._form.train, spec), lambda params: shown(params, 0.0)
+        if (form := self._form) is not None:
+
+            def train(_number: int, params: Params) -> Iterator[float]:
+                return (form.loss(params, epoch) for epoch in range(1, form.epochs + 1))
+
+            return Ours(spec), train, lambda params: form.final(params) - form.best
         table = self._known_table
         pool = Pool(table, DESIGN_SEEDS, np.random.default_rng((39, seed)))
         return (

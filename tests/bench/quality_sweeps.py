@@ -1,20 +1,15 @@
-"""Sweeps over problems: through the whole path, and through its decisions alone.
+"""Sweeps over problems, through their decisions alone.
 
-`whole` is a sweep as `sweep run` makes it, from its spec to its outbox, without what comes after
-the last trial (pictures, report, delivery); many of them share one Ray. `drive` calls the same
-searcher, scheduler and ledger in the order in which Ray Tune calls them and trains in between by a
-function call, so that thousands of trainings take seconds: it is for counting epochs, never time.
-
-What must not live here: problems, statistics, and the peer's side (`quality_stock.py`).
+`drive` calls searcher, scheduler and ledger in the order in which Ray Tune calls them, and trains
+in between by a function call, so that thousands of trainings take seconds. It is for counting
+epochs, never time. What must not live here: problems, statistics, and a peer (`quality_stock.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import math
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,82 +19,21 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ray.air.constants import TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
-from rich.console import Console
 
-from sweeps.cli.run_console import PlainLines
-from sweeps.engine import local_ray
-from sweeps.engine.resources import Machine, plan
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.run.driver import make_signal_handler
-from sweeps.run.session import open_sweep
-from sweeps.run.stop_requests import StopRequests
-from sweeps.run.tune_loop import TrialLoop
-from sweeps.run.worker_watch import WorkerRules
 from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.schedulers import TIME, make_scheduler
-from sweeps.sweep_lock import SweepLock
-from sweeps.view.observer import ShutdownNotices
-from sweeps.view.sweep_progress import SweepProgress
 from tests.bench.quality_problems import METRIC
-from tests.unit.sweeps.sweep_factory import prepared
 from trainable.adapters.ray import OBJECTIVE
 
 _T = TypeVar("_T")
 
-AT_ONCE = 4
-"""Trials at the same time, at most; a share of a CPU each, for they hardly use one."""
-
 Params = Mapping[str, Any]
 Train = Callable[[int, Params], Iterator[float]]
 """Trains the trial of a number with parameters; yields its loss after each epoch."""
-
-
-@contextlib.contextmanager
-def one_ray() -> Iterator[None]:
-    """A Ray that all sweeps inside the context share."""
-    token, machine = uuid.uuid4().hex, Machine.probe()
-    local_ray.configure(token)
-    local_ray.start(token, machine, concurrency=AT_ONCE)
-    try:
-        yield
-    finally:
-        local_ray.stop(token)
-
-
-def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
-    """Run a sweep inside `one_ray`, and return its trials."""
-    paths = SweepPaths(root, spec.name)
-    ways = plan(spec.resources, spec.trials, spec.concurrency, Machine.probe())
-    assert ways.concurrency == spec.concurrency, "the CPUs of this machine do not suffice"
-    lock = SweepLock(paths.lock)
-    token = lock.acquire().token
-    try:
-        requests = StopRequests(paths, token)
-        with make_signal_handler(
-            paths, lock, requests, grace=30.0, notices=ShutdownNotices()
-        ) as interruption:
-            sweep = open_sweep(prepared(paths, spec, new=True, offline=True), lock.check, print)
-            try:
-                sweep.reconcile(print)
-                with PlainLines(Console(quiet=True), SweepProgress(spec)) as view:
-                    TrialLoop(
-                        sweep,
-                        ways,
-                        view,
-                        interruption,
-                        requests,
-                        WorkerRules(grace=interruption.grace),
-                    ).run()
-                if interruption.requested:
-                    raise KeyboardInterrupt
-                return sweep.ledger.trials()
-            finally:
-                sweep.recorder.close(timeout=0.0)
-    finally:
-        lock.release()
 
 
 class Report(NamedTuple):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.bench.field import grounds, process, searches
-from tests.bench.field.limits import LIMITS
 from tests.bench.field.measure import KEYS, Programs, fill, measure
 from tests.bench.field.measures import (
     area,
@@ -29,7 +28,7 @@ from tests.bench.field.measures import (
 )
 from tests.bench.field.played import OneEpochThenTop, PlayedSide, RandomPoints
 from tests.bench.field.process import PeerError, PeerProcess
-from tests.bench.field.searches import OURS, PEERS, RANDOM, STOCK, TOP, Program, problem
+from tests.bench.field.searches import OURS, RANDOM, STOCK, TOP, Program, problem
 from tests.bench.quality_sweeps import drive
 from tests.bench.rows_file import read
 
@@ -341,39 +340,3 @@ def test_random_points_of_a_table_are_its_own():
     jobs = [search.ask() for _ in range(129)]
     assert jobs[-1] is None
     assert len({str(job["params"]) for job in jobs[:-1]}) == 128
-
-
-def _limit(name, on, epochs):
-    """Play a limit for some epochs; returns what it trained, and what its sampler knows."""
-    where = grounds.ground(on)
-    meets = where.start(0)
-    side = LIMITS[name](where, meets, 4, 0)
-    reports = drive(side, meets.train, epochs=where.epochs, at_once=4, seconds=meets.seconds)
-    trained = {}
-    for report, _ in zip(reports, range(epochs), strict=False):
-        trained.setdefault(str(report.params), (report.params, []))[1].append(report.epoch)
-    return where, meets, trained, side._known.trials()
-
-
-def test_a_limit_trains_only_what_will_be_the_best():
-    where, meets, trained, known = _limit("limit: tpe, the rest stopped", "branin-crossing", 200)
-    lowest = math.inf
-    for params, epochs in trained.values():
-        regret = meets.regret(params)
-        assert len(epochs) == 1 or regret < lowest
-        assert len(epochs) > 1 or regret >= lowest
-        lowest = min(lowest, regret)
-    ended = [trial for trial in known if trial.finished]
-    assert len(ended) > 20
-    assert all(max(trial.reports) == where.epochs for trial in ended)
-
-
-def test_a_limit_trains_only_what_is_in_the_target():
-    where, meets, trained, _ = _limit("limit: random, only the target trained", "lookup", 100)
-    whole = [params for params, epochs in trained.values() if len(epochs) > 1]
-    assert whole
-    assert all(meets.regret(params) <= where.level for params in whole)
-
-
-def test_limits_are_no_competitors():
-    assert not set(LIMITS) & {*searches.SEARCHES, *PEERS, *OURS}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 
 from tests.bench import hard
 from tests.bench.hard_problems import HARD
-from tests.bench.quality import fill
-from tests.bench.quality_cases import OURS, SEARCHES, Size
 from tests.bench.quality_problems import EPOCHS, PROBLEMS
-from tests.bench.quality_table import epochs_table
 from tests.bench.rows_file import read
 
 
@@ -43,31 +39,6 @@ def test_learning_curves_fall_to_the_function_value_and_cross():
     assert problem.worst > slow[0] > fast[0]
     assert slow[-1] == pytest.approx(problem.final(better_but_slow))
     assert slow[-1] < fast[-1]
-
-
-def test_recorded_results_are_not_measured_again(tmp_path, capsys):
-    rows = tmp_path / "rows.jsonl"
-    size = Size(2, (2,), ("branin-alike",), ("random", "asha + random"))
-    fill("epochs", size, rows, seconds=0)
-    assert read(rows) == []
-    fill("epochs", size, rows)
-    first = rows.read_text()
-    assert [json.loads(line)["seed"] for line in first.splitlines()] == [0, 0, 1, 1]
-    fill("epochs", size, rows)
-    assert rows.read_text() == first
-    capsys.readouterr()
-    epochs_table(size, read(rows))
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("branin-alike") for line in lines) == 6
-
-
-def test_stopping_early_spends_less_on_one_trial_more(tmp_path):
-    """Of two searches with the same trials, one of which stops the bad ones."""
-    size = Size(1, (1,), ("branin-alike",), ("random", "asha + random"))
-    fill("epochs", size, tmp_path / "rows.jsonl")
-    alone, stopped = read(tmp_path / "rows.jsonl")
-    assert stopped["reached"]["0.5"] < alone["reached"]["0.5"] / 3
-    assert OURS in SEARCHES
 
 
 def test_hard_problems_are_searched_and_compared_with_random(tmp_path):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from tests.bench.field import grounds, report
-from tests.bench.field.limits import LIMITS
 from tests.bench.field.measure import fill
 from tests.bench.field.searches import SEARCHES
 from tests.bench.rows_file import read
@@ -27,10 +26,10 @@ def main() -> int:
     measuring.add_argument(
         "--problems", nargs="+", choices=grounds.names(), default=grounds.names()
     )
-    measuring.add_argument("--searches", nargs="+", choices=(*SEARCHES, *LIMITS), default=SEARCHES)
+    measuring.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     showing = commands.add_parser("show", help="print the tables of a file of rows")
     showing.add_argument("--rows", type=Path, required=True)
-    showing.add_argument("--searches", nargs="+", choices=(*SEARCHES, *LIMITS), default=SEARCHES)
+    showing.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     options = parser.parse_args()
     if options.command == "measure":
         fill(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.bench.field.grounds import Ground, ground, names
-from tests.bench.field.limits import LIMITS
 from tests.bench.field.measures import (
     NEAR,
     Ratio,
@@ -143,7 +142,7 @@ def against(rows: Sequence[Row], workers: int, ours: str) -> dict[str, Against]:
 def show_ratios(rows: Sequence[Row], workers: int) -> None:
     """Print what each peer needs, divided by what each of ours needs."""
     there = {row["search"] for row in rows if row["workers"] == workers}
-    for ours in (one for one in (*OURS, *LIMITS) if one in there):
+    for ours in (one for one in OURS if one in there):
         lines = [("peer", "to the target", "held out", "to the worse end")]
         for peer, one in against(rows, workers, ours).items():
             lines.append((peer, _written(one.target), _written(one.held_out), _written(one.lead)))

@@ -15,7 +15,6 @@ import numpy as np
 from sweeps.spec.space import Distribution
 from tests.bench.curves.pool import Mapped, PooledOurs
 from tests.bench.field.grounds import Ground, Round
-from tests.bench.field.limits import LIMITS
 from tests.bench.field.played import OneEpochThenTop, PlayedSide, RandomPoints
 from tests.bench.field.process import PeerProcess, make_environment
 from tests.bench.quality_cases import ASHA
@@ -125,6 +124,5 @@ IN_PROCESS: dict[str, Make] = {
     **{name: _ours(parts) for name, parts in OUR_RULES.items()},
 }
 SEARCHES = (*IN_PROCESS, *PROGRAMS)
-IN_PROCESS.update(LIMITS)  # measured only if asked for
 OURS = tuple(name for name in SEARCHES if name.startswith("ours"))
 PEERS = tuple(name for name in SEARCHES if name not in OURS)
