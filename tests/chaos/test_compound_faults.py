@@ -176,6 +176,7 @@ _SLICE = list(range(SEED, SEED + SLICE))
 _MORE = [pytest.param(seed, marks=pytest.mark.chaos) for seed in range(SEED + SLICE, SEED + CASES)]
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(34, f"three faults one after the other, {max(CASES, SLICE)} times")
 @pytest.mark.parametrize("seed", [*_SLICE, *_MORE])
 def test_row_34_compound_faults(sandbox: Sandbox, references: References, seed: int) -> None:

@@ -182,6 +182,7 @@ def test_row_18_no_request_is_safe(service: Service, proxy: Proxy, tmp_path: Pat
     assert_none_was_sent_twice(proxy)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(18, "the server does what a client asked that has lost patience")
 def test_row_18_answer_after_the_client_gave_up(
     service: Service, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,6 +194,7 @@ def test_row_18_answer_after_the_client_gave_up(
     assert_exactly_once(service, sweep_id)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("wanted", "credentials"),
     [

@@ -46,6 +46,7 @@ def test_row_36_buffers_that_grow(sandbox: Sandbox, references: References) -> N
     assert min(sizes) > 1, f"buffers were not resized: {sizes}"
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(37, "a directory that is gone; kill -9 between two trials of a process")
 def test_row_37_worker_lost_between_two_trials(sandbox: Sandbox, references: References) -> None:
     sandbox.probe.do("leave_directory", "forward", 12)
@@ -59,6 +60,7 @@ def test_row_37_worker_lost_between_two_trials(sandbox: Sandbox, references: Ref
     assert [trial["attempts"] for trial in found.trials] == [1, 1, 1, 1]
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(38, "kill -9 of a worker that has forked")
 def test_row_38_child_of_a_killed_worker(sandbox: Sandbox, references: References) -> None:
     sandbox.probe.do("fork", "forward", 12)

@@ -58,6 +58,7 @@ def _assert_exits(sandbox: Sandbox, driver: Driver, cause: str) -> Ended:
     return ended
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(47, "kill -9 of raylet while trials run, of gcs_server while Ray starts")
 def test_row_47_raylet_and_gcs_server_killed(sandbox: Sandbox, references: References) -> None:
     driver = _held(sandbox)

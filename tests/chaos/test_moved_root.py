@@ -61,6 +61,7 @@ def elsewhere(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(48, "a root is copied, and the copy is resumed")
 def test_row_48_copied_root(trained: CommandLine, elsewhere: CommandLine) -> None:
     copy = elsewhere.directory / "copy"

@@ -204,6 +204,7 @@ def hang_up() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.fault(9, "the terminal is closed on a sweep that it shows")
 def test_row_09_terminal_closed(sandbox: Sandbox, references: References) -> None:

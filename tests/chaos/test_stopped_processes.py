@@ -42,6 +42,7 @@ def _stop_each_in_turn(sandbox: Sandbox, references: References, seconds: float)
     assert_all(sandbox, references.of(SERIAL), driver.wait())
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(28, "SIGSTOP of a trial, of the driver, of everything; SIGCONT")
 def test_row_28_stopped_for_seconds(sandbox: Sandbox, references: References) -> None:
     _stop_each_in_turn(sandbox, references, SHORT)

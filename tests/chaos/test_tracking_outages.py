@@ -156,6 +156,7 @@ def test_row_17_server_killed_and_started_again(
     assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(17, "the server accepts and never answers")
 def test_row_17_no_recorder_call_waits_for_the_server(
     service: Service, proxy: Proxy, tmp_path: Path

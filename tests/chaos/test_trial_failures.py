@@ -96,6 +96,7 @@ def _trouble(sandbox: Sandbox, name: str) -> Path:
     return file
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(31, "every trial's code raises; once it is corrected, the others succeed")
 @pytest.mark.parametrize("troubled", [SERIAL], indirect=True, ids=["serial"])
 def test_row_31_code_that_raises(troubled: Sandbox) -> None:

@@ -63,6 +63,7 @@ space: {train.optimizer.lr: {uniform: [0.05, 0.4]}}
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", ["odd", "sparse"])
 def test_odd_metrics_are_recorded(name, module_cli):
     for file in (CASES / "10-metrics").iterdir():
@@ -106,6 +107,7 @@ def test_plain_mlflow_api_logs_to_the_trials_run(module_cli):
         assert log.count("below Python, api_key=[hidden]") == 3
 
 
+@pytest.mark.chaos
 def test_logged_values_survive_a_kill_once(module_cli):
     """In each epoch the process is killed after everything was logged, and before the report."""
     from mlflow import MlflowClient

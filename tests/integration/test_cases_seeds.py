@@ -30,6 +30,7 @@ def _run(directory: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.chaos
 def test_case_16_all_trials_share_validation_samples(tmp_path: Path) -> None:
     shutil.copytree(CASES / "16-random-split", tmp_path, dirs_exist_ok=True)
     _run(tmp_path, "-m", "sweeps.entry", "run", "sweep.yaml")
@@ -69,6 +70,7 @@ def _trained(directory: Path, epochs: int, name: str) -> str:
     )
 
 
+@pytest.mark.chaos
 def test_set_order_is_fixed_or_refused(tmp_path: Path) -> None:
     (tmp_path / "hashed.py").write_text(HASHED)
     (tmp_path / "hashed.yaml").write_text(
@@ -91,50 +93,6 @@ def test_set_order_is_fixed_or_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "train: tensor 1" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-ORDERED = """
-import torch
-from torch import nn
-from trainable import Data, Task
-
-ORDER = list({f"class-{number}" for number in range(40)})
-
-
-class Ordered(Task):
-    # Only the loss asks for the order: what is built is the same in each process.
-
-    def build_model(self):
-        return nn.Linear(4, 40)
-
-    def build_data(self):
-        x = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
-        samples = x, torch.arange(80) % 40
-        return Data(train=samples, val=samples, test=samples)
-
-    def loss(self, model, batch):
-        x, number = batch
-        classes = torch.tensor([ORDER.index(f"class-{one}") for one in number.tolist()])
-        return nn.functional.cross_entropy(model(x), classes, reduction="sum"), len(x)
-"""
-
-
-def test_commands_that_import_a_task_have_the_hash_order_of_trials(tmp_path: Path) -> None:
-    (tmp_path / "ordered.py").write_text(ORDERED)
-    (tmp_path / "ordered.yaml").write_text(
-        "name: ordered\ntask: ordered:Ordered\nmetric: val/loss\nmode: min\ntrials: 1\n"
-        "budget: {epochs: 1}\nspace: {}\ntrain: {batch_size: 8}\n"
-    )
-    _run(tmp_path, "-m", "sweeps.entry", "run", "ordered.yaml")
-    (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "ordered", "--json"))
-    tested = json.loads(
-        _run(tmp_path, "-m", "sweeps.entry", "audit", "ordered", "--test", "--json")
-    )
-    assert tested["metrics"]["test/loss"] == pytest.approx(trial["value"], rel=1e-5)
-    _run(
-        tmp_path, "-m", "sweeps.entry", "audit", "ordered", "--reproduce"
-    )  # else the exit code is not 0
-    _run(tmp_path, "-m", "sweeps.entry", "train", "ordered", "0")
 
 
 def test_command_that_imports_a_task_in_another_hash_order_fails() -> None:
@@ -183,6 +141,7 @@ class Clocked(Task):
 """
 
 
+@pytest.mark.chaos
 def test_trial_that_rebuilds_another_model_fails(tmp_path: Path) -> None:
     (tmp_path / "clocked.py").write_text(CLOCKED)
     (tmp_path / "clocked.yaml").write_text(

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.time_limits import Deadline
 
 CASES = Path(__file__).parent.parent / "cases"
@@ -34,6 +36,7 @@ def test_flags_changed_in_training_are_resumed(tmp_path):
     assert "resumed equals uninterrupted: True" in found[2]
 
 
+@pytest.mark.chaos
 def test_average_kept_on_the_task_is_resumed(tmp_path):
     case = _case("14-ema", tmp_path)
     command = [str(Path(sys.executable).parent / "sweep"), "train", "sweep.yaml", "--dir"]

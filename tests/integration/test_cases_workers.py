@@ -24,6 +24,7 @@ def _with_modes(cli: CommandLine, *modes: str) -> None:
     cli.write("g.yaml", spec.replace("trials: 4", f"trials: {len(modes)}"))
 
 
+@pytest.mark.chaos
 def test_leftovers_of_a_task_do_not_reach_next_trial(cli: CommandLine) -> None:
     """Among them that the working directory is gone."""
     harmful = ("chdir_gone", "umask", "close1", "threads", "fork", "stdoutgone", "sig")
@@ -33,6 +34,7 @@ def test_leftovers_of_a_task_do_not_reach_next_trial(cli: CommandLine) -> None:
     assert [(one["state"], one["attempts"]) for one in trials] == [("complete", 1)] * 8
 
 
+@pytest.mark.chaos
 def test_worker_death_has_a_reason(cli: CommandLine) -> None:
     _with_modes(cli, "kbd", "base", "exit0", "segv", "print", "ok")
     done = cli("run", "g.yaml", "-s", "task.at=3")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,6 +108,7 @@ def test_delivers_through_kills_and_signals(
     assert not psutil.pid_exists(recorder._drain._process.pid)
 
 
+@pytest.mark.chaos
 def test_restarts_when_killed_during_a_request(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,29 +132,6 @@ def test_restarts_when_killed_during_a_request(
     assert steps(uri) == list(range(1, 51))
 
 
-def test_restarts_once_the_system_allows(
-    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = recorder_on(uri, tmp_path / "outbox")
-    start, refusals = DeliveryProcess._start, [OSError("no memory"), BlockingIOError("no process")]
-
-    def refused(drain: DeliveryProcess) -> subprocess.Popen[str]:
-        if refusals:
-            raise refusals.pop(0)
-        return start(drain)
-
-    monkeypatch.setattr(DeliveryProcess, "_start", refused)
-    recorder.start(0, {"lr": 1}, {})
-    recorder.log(0, lines(1, 50))
-    with caplog.at_level(logging.WARNING, "tracking"):
-        psutil.Process(recorder._drain._process.pid).kill()
-        assert recorder.flush(LONG) == 0
-    assert recorder.close(LONG) == 0
-    assert steps(uri) == list(range(1, 51))
-    assert not refusals
-    assert "no process that delivers can be started: no memory" in caplog.text
-
-
 def test_ends_with_a_killed_driver(tmp_path: Path, uri: str) -> None:
     command = [sys.executable, "-c", DRIVER, uri, str(tmp_path / "outbox")]
     with subprocess.Popen(
@@ -168,27 +144,3 @@ def test_ends_with_a_killed_driver(tmp_path: Path, uri: str) -> None:
     wait_until(lambda: not psutil.pid_exists(number), seconds=10)
     assert sync(uri, None, "digits", "one", tmp_path / "outbox", patience=LONG) == 0
     assert steps(uri) == list(range(1, 51))
-
-
-def test_unresponsive_server_delays_nobody(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hung:  # the kernel accepts, nobody reads
-        recorder = recorder_on(f"http://127.0.0.1:{hung.getsockname()[1]}", tmp_path / "outbox")
-        recorder.log(0, lines(1, 50))
-        hung.accept()[0].close()  # it has asked, once mlflow was imported
-        number = recorder._drain._process.pid
-        with hung.accept()[0]:
-            started = time.monotonic()
-            assert recorder.close(0.5) == read_outbox(tmp_path / "outbox").pending == 2
-            assert time.monotonic() - started < scaled(5)
-        assert recorder.seconds_unresponsive > 0
-    assert not psutil.pid_exists(number)
-
-
-def test_file_in_working_directory_is_not_imported(
-    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mlflow.py").write_text("raise SystemExit('a stranger')")
-    monkeypatch.chdir(tmp_path)
-    recorder = recorder_on(uri, tmp_path / "outbox")
-    wait_for_run(tmp_path / "outbox")
-    assert recorder.close(LONG) == 0

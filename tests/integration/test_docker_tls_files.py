@@ -79,25 +79,22 @@ def test_authority_key_is_not_kept(made: Path) -> None:
             authority.load_cert_chain(made / "tls_ca", made / f"tls_{service}_key")
 
 
-@pytest.mark.parametrize("service", ["mlflow", "postgres", "ray_head", "ray_worker"])
-def test_certificate_is_short_lived_and_for_one_service(made: Path, service: str) -> None:
-    certificate = _certificate(made, service)
-    lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-    assert lasts == datetime.timedelta(days=90)
-    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert (ExtendedKeyUsageOID.CLIENT_AUTH in usage) is (service in CLIENTS_TOO)
-    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    assert not constraints.value.ca
-    others = {"mlflow", "postgres", "gcs", f"{PREFIX}.2"} & _names(certificate)
-    assert (
-        others
-        == {
-            "mlflow": {"mlflow"},
-            "postgres": {"postgres"},
-            "ray_head": {"gcs", f"{PREFIX}.2"},
-            "ray_worker": set(),
-        }[service]
-    )
+def test_certificate_is_short_lived_and_for_one_service(made: Path) -> None:
+    names = {
+        "mlflow": {"mlflow"},
+        "postgres": {"postgres"},
+        "ray_head": {"gcs", f"{PREFIX}.2"},
+        "ray_worker": set(),
+    }
+    for service, own in names.items():
+        certificate = _certificate(made, service)
+        lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        assert lasts == datetime.timedelta(days=90), service
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert (ExtendedKeyUsageOID.CLIENT_AUTH in usage) is (service in CLIENTS_TOO)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+        assert not constraints.value.ca, service
+        assert set.union(*names.values()) & _names(certificate) == own
 
 
 def test_ray_nodes_have_certificates_for_their_addresses(made: Path, override: Any) -> None:
@@ -180,22 +177,19 @@ def test_settings_come_from_environment_or_env_file(tmp_path: Path) -> None:
     assert lasts == datetime.timedelta(days=7)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_invalid_setting_leaves_no_files(tmp_path: Path) -> None:
+    for name, value in (
         ("CLUSTER_PREFIX", "10.20"),
         ("CLUSTER_PREFIX", "10.20.30.0/26"),
         ("CLUSTER_PREFIX", "10.20.300"),
         ("TLS_DAYS", "0"),
         ("TLS_DAYS", "90 days"),
         ("SECRETS", "/nowhere"),
-    ],
-)
-def test_invalid_setting_leaves_no_files(tmp_path: Path, name: str, value: str) -> None:
-    ended = _make(tmp_path, **{name: value})
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"{name} {value}: ")
-    assert list(tmp_path.iterdir()) == []
+    ):
+        ended = _make(tmp_path, **{name: value})
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(f"{name} {value}: ")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_each_service_gets_its_own_key_only(override: Any) -> None:

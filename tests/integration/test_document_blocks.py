@@ -38,6 +38,8 @@ _LANGUAGES = ("python", "yaml", "sh", OUTPUT)
 _NOT_RUN = re.compile(r"^[ \t]*<!-- not run:(.*?)-->[ \t]*\n", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")
 _SECONDS = 180
+_EXAMPLE = "sweep run sweeps/examples/digits.yaml -s trials=2 -s budget.epochs=2\n"
+"""Several pages begin with this line: it runs once, and each gets a copy of what it leaves."""
 
 
 def _run_python(example: Example) -> None:
@@ -57,8 +59,11 @@ def _run_yaml(example: Example) -> None:
 def _run_sh(example: Example) -> None:
     """Run a block of commands; the first one that fails ends it."""
     line: CommandLine = example.namespace["cli"]
+    source = str(example.parsed)
+    if source.startswith(_EXAMPLE):
+        shutil.copytree(example.namespace["finished"], line.root)
     done = subprocess.run(
-        ["bash", "-eu", "-o", "pipefail", "-c", str(example.parsed)],
+        ["bash", "-eu", "-o", "pipefail", "-c", source.removeprefix(_EXAMPLE)],
         cwd=line.directory,
         env=line.environment,
         stdin=subprocess.DEVNULL,
@@ -123,12 +128,20 @@ def _parse(text: str) -> list[Region]:
     return list(_Blocks()(Document(text, "page.md")))
 
 
-def _run_page(page: Path, cli: CommandLine) -> None:
+def _run_page(page: Path, cli: CommandLine, finished: Path) -> None:
     """Run the blocks of a page."""
     document = SYBIL.parse(page)
-    document.namespace["cli"] = cli
+    document.namespace.update(cli=cli, finished=finished)
     for example in document.examples():
         example.evaluate()
+
+
+@pytest.fixture(scope="module")
+def finished(module_cli: CommandLine) -> Path:
+    """The root with the sweep of `_EXAMPLE`."""
+    shutil.copytree(ROOT / "sweeps/examples", module_cli.directory / "sweeps/examples")
+    module_cli.ok(*_EXAMPLE.split()[1:])
+    return module_cli.root
 
 
 @pytest.fixture
@@ -153,10 +166,11 @@ def page_cli(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comm
             id=str(page.relative_to(ROOT)),
         )
         for page in PAGES
+        if re.search(r"^[ \t]*(```|~~~|<!-- invisible)", page.read_text("utf-8"), re.MULTILINE)
     ],
 )
-def test_blocks_run(page: Path, page_cli: CommandLine) -> None:
-    _run_page(page, page_cli)
+def test_blocks_run(page: Path, page_cli: CommandLine, finished: Path) -> None:
+    _run_page(page, page_cli, finished)
 
 
 def test_each_fence_is_seen() -> None:
@@ -195,4 +209,4 @@ def test_marked_blocks_and_output_are_left_out() -> None:
 def test_wrong_block_fails(text: str, page_cli: CommandLine) -> None:
     page = page_cli.write("page.md", text)
     with pytest.raises((ZeroDivisionError, AssertionError, ValueError)):
-        _run_page(page, page_cli)
+        _run_page(page, page_cli, page_cli.root)

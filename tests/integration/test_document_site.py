@@ -53,6 +53,7 @@ def _html(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+@pytest.mark.chaos
 def test_site_shows_files_as_text_and_searches_decisions_last(project: Path) -> None:
     (project / "docs/page.md").write_text("# Page\n\nSee [the step](../trainable/step.py).\n")
     done = _build(project)
@@ -66,6 +67,7 @@ def test_site_shows_files_as_text_and_searches_decisions_last(project: Path) -> 
     assert weights["adr/index.html"] < weights["page.html"] == 1
 
 
+@pytest.mark.chaos
 def test_link_to_a_file_leads_to_the_repository(project: Path) -> None:
     (project / "docs/page.md").write_text("# Page\n\nSee [the step](../trainable/step.py).\n")
     with (project / "mkdocs.yml").open("a") as config:

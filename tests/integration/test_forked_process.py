@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from sweeps.engine import fork_server
+from tests.slices import sliced
 from tests.time_limits import Deadline
 from trainable.processes.forked_process import ForkedProcess, template_command
 
@@ -65,7 +66,7 @@ def _call(forked: ForkedProcess, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("task", ["quiet", "no_cuda", "uses_arrow"])
+@pytest.mark.parametrize("task", sliced(["quiet", "no_cuda", "uses_arrow"], "quiet".__eq__))
 def test_task_is_imported_once_and_each_process_is_fresh(forked: ForkedProcess, task: str) -> None:
     found = [_call(forked, task) for _ in range(3)]
     assert [one["marked"] for one in found] == [[], [], []]
@@ -76,7 +77,9 @@ def test_task_is_imported_once_and_each_process_is_fresh(forked: ForkedProcess, 
     assert len({one["random"] for one in found}) == 3
 
 
-@pytest.mark.parametrize("task", ["starts_threads", "starts_children", "starts_cuda"])
+@pytest.mark.parametrize(
+    "task", sliced(["starts_threads", "starts_children", "starts_cuda"], "starts_threads".__eq__)
+)
 def test_task_that_cannot_be_forked_is_imported_by_each_process(
     forked: ForkedProcess, task: str
 ) -> None:
@@ -85,7 +88,10 @@ def test_task_that_cannot_be_forked_is_imported_by_each_process(
     assert [one["marked"] for one in found] == [[], []]
 
 
-@pytest.mark.parametrize(("does", "code"), [("kill", -signal.SIGKILL), ("exit", 7), ("", 0)])
+@pytest.mark.parametrize(
+    ("does", "code"),
+    sliced([("kill", -signal.SIGKILL), ("exit", 7), ("", 0)], ("exit", 7).__eq__),
+)
 def test_all_that_a_process_leaves_ends_with_it(
     forked: ForkedProcess, does: str, code: int
 ) -> None:
@@ -123,14 +129,17 @@ def _actor(directory: Path, *does: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("does", "code"), [("kill", -signal.SIGKILL), ("exit", 7)])
+@pytest.mark.parametrize(
+    ("does", "code"),
+    sliced([("kill", -signal.SIGKILL), ("exit", 7)], ("kill", -signal.SIGKILL).__eq__),
+)
 @pytest.mark.usefixtures("server")
 def test_actor_ends_like_its_process(tasks: Path, does: str, code: int) -> None:
     with _actor(tasks, "", does) as actor:
         assert actor.wait(60) == code
 
 
-@pytest.mark.parametrize("who", ["actor", "template", "process"])
+@pytest.mark.parametrize("who", sliced(["actor", "template", "process"], "actor".__eq__))
 @pytest.mark.usefixtures("server")
 def test_actor_template_and_process_end_together(tasks: Path, who: str) -> None:
     with _actor(tasks, "stay") as actor:

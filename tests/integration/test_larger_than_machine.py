@@ -28,17 +28,3 @@ def test_run_is_refused(cli: CommandLine) -> None:
     assert ended.returncode == 2
     assert f"more than {MACHINE} can hold; a trial starts when" in " ".join(ended.stderr.split())
     assert not cli.root.exists()
-
-
-def test_named_cluster_is_not_asked(cli: CommandLine) -> None:
-    """And a worker that this machine cannot hold is refused without one."""
-    more = f"resources.cpu={MACHINE.cpus + 1}"
-    cli.write("large.yaml", LARGE)
-    assert cli("check", "large.yaml", "-s", more).returncode == 2
-    cli.environment["RAY_ADDRESS"] = "192.0.2.1:6379"  # of no machine
-    (warning,) = [
-        one
-        for one in cli.json("check", "large.yaml", "-s", more)["warnings"]
-        if "RAY_ADDRESS" in one
-    ]
-    assert "cannot hold one worker of a trial" in warning

@@ -134,6 +134,7 @@ def test_page_follows_a_sweep_and_keeps_what_a_reader_chose(
         assert server.returncode == 0
 
 
+@pytest.mark.chaos
 def test_server_ends_with_a_command_that_is_killed(
     server: subprocess.Popen[str], link: str
 ) -> None:

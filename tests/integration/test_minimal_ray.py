@@ -132,6 +132,7 @@ print("the sweep is finalized")
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", sliced(["raylet", "gcs_server"], "raylet".__eq__))
 def test_ray_that_does_not_end_is_killed_and_the_sweep_finalized(
     tmp_path: Path, name: str

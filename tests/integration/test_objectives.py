@@ -78,6 +78,7 @@ def _front(trials: list[dict[str, Any]]) -> set[int]:
     }
 
 
+@pytest.mark.chaos
 def test_two_metrics_from_first_report_to_pareto_front(cli: CommandLine) -> None:
     before, printed = _kill_and_resume(cli)
     trials = cli.json("trials", "small")

@@ -127,6 +127,7 @@ def both(module_cli: CommandLine) -> tuple[dict[str, Any], optuna.Study, list[fl
     return json.loads(printed.splitlines()[-1]), study, points
 
 
+@pytest.mark.chaos
 def test_ray_optuna_search_records_stopped_as_complete(
     both: tuple[dict[str, Any], optuna.Study, list[float]],
 ) -> None:
@@ -140,6 +141,7 @@ def test_ray_optuna_search_records_stopped_as_complete(
     assert stock["best"] == [2, pytest.approx(points[2])]
 
 
+@pytest.mark.chaos
 def test_ours_records_how_each_trial_ended(
     both: tuple[dict[str, Any], optuna.Study, list[float]],
 ) -> None:

@@ -199,6 +199,7 @@ recorder.close(60)
         )
 
 
+@pytest.mark.chaos
 def test_deleted_outbox_experiment_or_run_duplicates_nothing(store: Store) -> None:
     recorder = store.recorder("lost", "short-lived")
     recorder.start(0, {"lr": 1}, {})
@@ -218,6 +219,7 @@ def test_deleted_outbox_experiment_or_run_duplicates_nothing(store: Store) -> No
     assert [step for step, _, _ in store.history(run, "train/loss")] == list(range(1, 71))
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("deleted", [False, True], ids=["renamed", "and deleted"])
 def test_renamed_experiment_keeps_its_runs(store: Store, deleted: bool) -> None:
     sweep_id = f"renamed-{deleted}"
@@ -241,6 +243,7 @@ def test_renamed_experiment_keeps_its_runs(store: Store, deleted: bool) -> None:
     assert [step for step, _, _ in store.history(after[0], "train/loss")] == list(range(1, 71))
 
 
+@pytest.mark.chaos
 def test_unrelated_experiment_with_our_id_is_left_alone(store: Store) -> None:
     stranger = store.client.create_experiment("of somebody else")
     for known in (stranger, "987654321"):
@@ -272,40 +275,6 @@ def test_second_sync_adds_nothing(store: Store) -> None:
             0: "FINISHED",
         }
         assert [step for step, _, _ in store.history(runs[0], "train/loss")] == list(range(1, 51))
-
-
-def test_nothing_is_written_outside_the_store(tmp_path: Path) -> None:
-    program = """
-import sys
-from pathlib import Path
-from tracking.recorder import Recorder
-from tracking.tracker import TrackedSweep
-sweep = TrackedSweep(experiment="x", sweep_id="s", outbox=Path(sys.argv[3]))
-recorder = Recorder(sys.argv[1], Path(sys.argv[2]), sweep)
-imported = "mlflow" in sys.modules
-recorder.start(0, {}, {})
-sys.exit(recorder.close(60))
-"""
-    work, root = tmp_path / "work", tmp_path / "root"
-    work.mkdir()
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        f"sqlite:///{root}/mlflow.db",
-        f"{root}/a",
-        f"{root}/outbox",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=work,
-        env={"PYTHONPATH": str(ROOT), "HOME": str(work)},
-        capture_output=True,
-        timeout=scaled(120),
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    assert [path for path in work.rglob("*") if path.is_file()] == []
 
 
 def _refusal(url: str, body: object = None, **headers: str) -> int:
@@ -361,6 +330,7 @@ def _refuse() -> object:
     raise ConnectionRefusedError
 
 
+@pytest.mark.chaos
 def test_interrupted_store_creation_is_completed(tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
     program = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
@@ -374,7 +344,7 @@ def test_interrupted_store_creation_is_completed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-@pytest.mark.parametrize("name", ["50%", "w%41?"])
+@pytest.mark.parametrize("name", ["50%?"])
 def test_store_path_needs_no_url_escaping(tmp_path: Path, name: str) -> None:
     connect(sqlite_uri(tmp_path / name / "mlflow.db")).search_experiments(max_results=1)
     assert [found.name for found in tmp_path.rglob("*")] == [name, "mlflow.db"]

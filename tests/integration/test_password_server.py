@@ -20,8 +20,7 @@ from typing import NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from tests.integration.commandline import TINY, CommandLine, wait_until
-from tests.message_parts import assert_parts
+from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 
 pytestmark = pytest.mark.integration
@@ -132,25 +131,3 @@ def test_only_public_routes_answer_without_password(server: _Server) -> None:
     search = "/api/2.0/mlflow/experiments/search?max_results=1"
     assert server.ask(search, password="another") == 401
     assert server.ask(search, password=server.password) == 200
-
-
-def test_45_wrong_password_ends_run_and_right_one_does_not(
-    server: _Server, cli: CommandLine
-) -> None:
-    cli.write("tiny.yaml", TINY)
-    cli.environment |= {
-        "MLFLOW_TRACKING_USERNAME": _USER,
-        "MLFLOW_TRACKING_PASSWORD": "hunter2-another",
-    }
-    done = cli("run", "tiny.yaml", "--tracking-uri", server.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert_parts(
-        done.stderr,
-        f"--tracking-uri {server.url}: tracking.uri: {server.url} refuses the credentials",
-        "(HTTP 401); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        *("MLFLOW_TRACKING_TOKEN", "--offline", "`sweep sync`\n"),
-    )
-    assert not cli.root.exists()
-    cli.environment["MLFLOW_TRACKING_PASSWORD"] = server.password
-    cli.ok("run", "tiny.yaml", "--tracking-uri", server.url, "-s", "trials=1")
-    assert cli.json("status", "small")["outbox_pending"] == 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from typing import Any
 
 import pytest
-import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -56,7 +54,7 @@ def _told(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: trial[key] for key in SAME} for trial in trials]
 
 
-@pytest.mark.chaos  # how they are promoted after a death is in test_search_resume, too
+@pytest.mark.chaos  # how they are promoted after a death is in `tests/unit/sweeps/search`, too
 def test_sweep_killed_in_a_promotion_promotes_the_same(
     cli: CommandLine,
 ) -> None:
@@ -103,58 +101,3 @@ def test_sweep_killed_in_a_promotion_promotes_the_same(
     status = cli.json("status", "killed")
     assert (status["state"], status["stopped_by"]["key"]) == ("finished", "stop.value")
     assert _runs(cli, "killed")["sweep"].data.tags["stopped_by"] == "stop.value"
-
-
-POPULATION = re.sub(
-    r"early_stopping: .*", "early_stopping: {scheduler: pbt, quantile: 0.5}", SERIAL
-).replace("concurrency: 1", "concurrency: 2")
-# What a model suggests to two at once depends on which of them has reported.
-POPULATION = re.sub(r"sampler: .*}", "sampler: random}", POPULATION)
-
-
-@pytest.mark.chaos  # at each single write of a rung: test_population
-def test_population_killed_between_rungs_ends_the_same(cli: CommandLine) -> None:
-    cli.write("sweep.yaml", POPULATION)
-    ended = cli.ok("run", "sweep.yaml", "--name", "once")
-    assert "try more" not in ended, "a population does not grow"
-    once = cli.json("trials", "once")
-    assert {(trial["state"], trial["epoch"]) for trial in once} == {("complete", 4)}
-    lineages = [cli.json("show", "once", str(n))["lineage"] for n in range(TRIALS)]
-    assert sum(map(len, lineages)) == 3 * (TRIALS // 2)
-
-    with (cli.directory / "killed.txt").open("wb") as printed:
-        driver = cli.popen("run", "sweep.yaml", "--name", "killed", stdout=printed)
-        text = cli.directory / "killed.txt"
-        wait_until(lambda: driver.poll() is not None or text.read_text().count(" promoted") > 6)
-        os.kill(driver.pid, signal.SIGKILL)
-    driver.wait()
-    assert any(trial["state"] == "waiting" for trial in cli.json("trials", "killed"))
-    refused = cli("resume", "killed", "-s", "trials=9")
-    assert (refused.returncode, "cannot become 9" in refused.stderr) == (2, True)
-    cli.ok("resume", "killed")
-
-    assert _told(cli.json("trials", "killed")) == _told(once)
-    assert _reports(cli, "killed") == _reports(cli, "once")
-    assert [cli.json("show", "killed", str(n))["lineage"] for n in range(TRIALS)] == lineages
-    runs = _runs(cli, "killed")
-    assert len(runs) == TRIALS + 1
-    client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
-    rate = "train.optimizer.lr"
-    for trial, lineage in zip(once, lineages, strict=True):
-        number = trial["number"]
-        whole, found = (_states(cli, name, number) for name in ("once", "killed"))
-        assert differences(whole[max(whole)], found[max(found)]) == [], f"trial {number}"
-        rows = read_rows(cli.root / f"killed/trials/{number:04d}")
-        assert [row.step for row in rows] == list(range(1, 4 * STEPS + 1))
-        run = runs[str(number)]
-        assert run.info.status == "FINISHED"
-        assert ("gradsweep.lineage" in run.data.tags) == bool(lineage)
-        points = client.get_metric_history(run.info.run_id, f"param/{rate}")
-        rates = {one["epoch"] * STEPS: one["params"]["train.optimizer.lr"] for one in lineage}
-        assert {point.step: point.value for point in points} == rates
-
-    best = cli.json("best", "killed")
-    cli.ok("best", "killed", "--export", "out")
-    exported = yaml.safe_load((cli.directory / "out/config.yaml").read_text())
-    assert exported["train"]["optimizer"]["lr"] == best["params"]["train.optimizer.lr"]
-    cli.ok("report", "killed", "--output", "page.html")

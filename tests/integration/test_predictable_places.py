@@ -100,7 +100,6 @@ def traced(module_cli: CommandLine, tmp_path_factory: pytest.TempPathFactory) ->
     for command in (
         "run small.yaml",
         "report small",
-        "best small --export exported",
         "report small --csv tables",
     ):
         process = cli.start(*command.split())

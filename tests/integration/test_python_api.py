@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import sweeps
-from sweeps import Sweep, SweepCommandError
+from sweeps import Sweep
 from sweeps.report.data import NotEnough
 from sweeps.run.stop_requests import StopResult
 from sweeps.sweep_lock import is_held
@@ -115,19 +115,6 @@ def test_loaded_model_has_the_recorded_loss(sweep: Sweep) -> None:
     assert not model.training
 
 
-def test_exported_tables_are_those_of_python(sweep: Sweep, tmp_path: Path) -> None:
-    for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
-        command = [Path(sys.executable).with_name("sweep"), "report", "digits", f"--{kind}"]
-        where = tmp_path / kind
-        subprocess.run([*command, where, "--root", sweep.paths.root], check=True)
-        trials, curves = read(where / f"trials.{kind}"), read(where / f"curves.{kind}")
-        expected = sweep.trials().reset_index()
-        assert list(trials.columns) == list(expected.columns)
-        for column in ("trial", "state", "val/loss", "best_step", *SPACE):
-            assert trials[column].tolist() == expected[column].tolist()
-        assert curves["value"].tolist() == sweep.curves()["value"].tolist()
-
-
 def test_study_takes_optunas_own_analysis(sweep: Sweep) -> None:
     import optuna
 
@@ -155,6 +142,7 @@ def test_figures_are_those_of_the_report(sweep: Sweep) -> None:
             draw()
 
 
+@pytest.mark.chaos
 def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(sweep.to_yaml())
     again = Sweep.from_file(tmp_path / "sweep.yaml", {"name": "again"}, root=sweep.paths.root)
@@ -164,6 +152,7 @@ def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path)
         pd.testing.assert_series_equal(found[column], sweep.trials()[column])
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("from_file", [False, True], ids=["keywords", "file"])
 def test_check_says_what_auto_takes(tmp_path: Path, from_file: bool) -> None:
     keys = KEYS | {"name": "chosen", "trials": 4, "search": "auto", "early_stopping": "auto"}
@@ -177,14 +166,6 @@ def test_check_says_what_auto_takes(tmp_path: Path, from_file: bool) -> None:
     ]  # fmt: skip
     assert "all 4 trials" in checked[0]["why"]
     assert sweep.check(hours=1)["auto"][0]["taken"] == "tpe"
-
-
-def test_second_run_of_a_name_is_refused(sweep: Sweep) -> None:
-    before = sorted(sweep.paths.directory.rglob("*"))
-    with pytest.raises(SweepCommandError) as caught:
-        Sweep(name="digits", trials=5, root=sweep.paths.root, **KEYS).run()
-    assert caught.value.exit_code == 2
-    assert sorted(sweep.paths.directory.rglob("*")) == before
 
 
 def _examples() -> Iterator[tuple[str, str]]:
@@ -263,6 +244,7 @@ def script(cli: CommandLine) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.chaos
 def test_ctrl_c_drains_and_is_raised(
     cli: CommandLine, script: Callable[[], subprocess.Popen[str]]
 ) -> None:

@@ -94,6 +94,7 @@ def test_devices_of_all_ranks_are_counted(swept: CommandLine) -> None:
     assert one["cpu_seconds"] == pytest.approx(2 * one["duration"], rel=0.01)
 
 
+@pytest.mark.chaos
 def test_trial_is_reproduced_without_ray_bit_for_bit(swept: CommandLine) -> None:
     number = str(_trial(swept, "nothing")["number"])
     found = swept.json("audit", "ranks", number, "--reproduce")

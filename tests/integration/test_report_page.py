@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +16,7 @@ from sweeps.artifacts.export import draw_report
 from sweeps.errors import NoReport
 from sweeps.trust.findings import find
 from tests.integration.browser import photograph, require_chromium
-from tests.integration.report_reader import axes, colours, named, open_report, section, traces
+from tests.integration.report_reader import axes, colours, named, open_report, traces
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.store.metrics_file import Row
@@ -133,16 +132,6 @@ def test_curves_are_coloured_by_state(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_survival_adds_up(page: Page) -> None:
-    traces = named(page, "Survival")
-    assert traces["continued"]["x"] == ["epoch 1", "epoch 3", "epoch 10"]
-    assert traces["continued"]["y"] == [8, 8, 0]
-    assert traces["pruned"]["y"] == [PRUNED, 0, 0]
-    assert traces["failed"]["y"] == [1, 0, 0]
-    assert traces["complete"]["y"] == [0, 0, 8]
-
-
-@pytest.mark.browser
 def test_parallel_coordinates_have_one_axis_per_parameter(page: Page, sweep: MadeSweep) -> None:
     found = page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
         "plot => plot._fullData[0].dimensions.map(one => [one.label, "
@@ -168,6 +157,7 @@ def test_parallel_coordinates_have_one_axis_per_parameter(page: Page, sweep: Mad
         assert bool(ticks) == (scale == "log")
 
 
+@pytest.mark.chaos
 @pytest.mark.browser
 def test_parallel_coordinates_are_painted_and_can_be_brushed(page: Page) -> None:
     plot = page.locator("#parallel-coordinates .js-plotly-plot")
@@ -200,24 +190,6 @@ def test_slices_use_the_searched_scales(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_contours_use_the_searched_scales(page: Page) -> None:
-    found = axes(page, "Contours")
-    for side in ("x", "y"):
-        ours = [(text, kind) for letter, text, kind in found if letter == side]
-        assert {text: kind for text, kind in ours if text} == SCALES
-        assert Counter(kind for _, kind in ours) == {"log": 6, "linear": 3}
-    kinds = Counter(trace["type"] for trace in traces(page, "Contours"))
-    assert kinds["contour"] >= 6
-
-
-@pytest.mark.browser
-def test_value_figures_name_their_trials(page: Page) -> None:
-    for title in ("Parallel", "Slices", "Contours"):
-        text = section(page, title).inner_text()
-        assert "Drawn from 32 trials, each with its best val/loss; 24 of them, pale," in text
-
-
-@pytest.mark.browser
 def test_findings_open_the_page(page: Page, sweep: MadeSweep) -> None:
     found = find(sweep.view)
     assert page.locator("#findings li").all_inner_texts() == [f.sentence for f in found.sentences]
@@ -227,54 +199,7 @@ def test_findings_open_the_page(page: Page, sweep: MadeSweep) -> None:
     assert page.locator("section").first.get_attribute("id") == "findings"
 
 
-@pytest.mark.browser
-def test_timeline_has_a_bar_for_each_trial(page: Page) -> None:
-    bars = named(page, "Timeline")
-    assert {name: len(bar["y"]) for name, bar in bars.items()} == {
-        "complete": COMPLETE,
-        "pruned": PRUNED,
-        "failed": 1,
-    }
-
-
-@pytest.mark.browser
-def test_slices_show_trial_numbers_and_whole_ranges(page: Page) -> None:
-    ranges, colours = page.locator("#slices .js-plotly-plot").evaluate(
-        """plot => [
-          Object.fromEntries(["xaxis", "xaxis2", "xaxis3"].map(
-            a => [plot.layout[a].title.text, plot._fullLayout[a].range])),
-          plot._fullData.map(t => [...t.marker.color])]"""
-    )
-    for name, (low, high) in RANGES.items():
-        shown = [10**end for end in ranges[name]] if SCALES[name] == "log" else ranges[name]
-        assert shown[0] < low < high < shown[1]
-    assert colours == [list(range(COMPLETE + PRUNED))] * 3
-
-
-@pytest.mark.browser
-def test_clipping_is_the_mean_over_the_run(page: Page, sweep: MadeSweep) -> None:
-    traces = named(page, "Clipping")
-    assert set(traces) == {"complete"}
-    assert traces["complete"]["y"] == pytest.approx([n / 10 for n in range(COMPLETE)])
-    norms = [t.params["train.clip.max_norm"] for t in sweep.view.records[:COMPLETE]]
-    assert traces["complete"]["x"] == pytest.approx(norms)
-
-
-@pytest.mark.browser
-def test_importances_are_the_shares_of_the_findings(page: Page, sweep: MadeSweep) -> None:
-    (shares,) = traces(page, "Importance")
-    found = find(sweep.view).importance
-    assert found is not None
-    wanted = {key.rpartition(".")[2]: share for key, share in found.shares.items()}
-    assert dict(zip(shares["y"], shares["x"], strict=True)) == {
-        name: pytest.approx(share.value) for name, share in wanted.items()
-    }
-    ends = zip(shares["x"], shares["up"], strict=True)
-    assert sorted(share + up for share, up in ends) == pytest.approx(
-        sorted(share.high for share in wanted.values())
-    )
-
-
+@pytest.mark.chaos
 @pytest.mark.browser
 def test_page_fits_a_phone(page: Page) -> None:
     seen = page.viewport_size

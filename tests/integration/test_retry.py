@@ -92,6 +92,7 @@ def _assert_exact(cli: CommandLine, number: int) -> None:
     assert f"the same as trial {number}, bit for bit, in all 24 steps" in said
 
 
+@pytest.mark.chaos
 def test_corrected_trial_is_one_training(failed: CommandLine) -> None:
     failed.ok("resume", "frag", "0", "--retry", "--accept-changes")
     assert _states(failed) == ["complete", "failed"]

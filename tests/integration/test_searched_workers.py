@@ -28,6 +28,7 @@ resources: {{cpu: 0.25, gpu: 0}}
 """
 
 
+@pytest.mark.chaos
 def test_each_trial_has_its_number_of_ranks(module_cli: CommandLine) -> None:
     cli = module_cli
     directory = cli.directory / "processes"

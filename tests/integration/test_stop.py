@@ -1,10 +1,8 @@
-"""`sweep stop` from another terminal: a running trial, a waiting one, the sweep."""
+"""`sweep stop` from another terminal: a running trial, and the sweep."""
 
 from __future__ import annotations
 
 import json
-import re
-import signal
 import subprocess
 import time
 from typing import Any
@@ -58,26 +56,13 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
         _wait_for(cli, driver, number, rows=7)
     token = cli.token("small")
 
-    refused = cli("stop", "small", "--trial", "7")
-    assert refused.returncode == 2
-    assert "has no trial 7; its trials are 0 to 1" in refused.stderr
-
-    report = cli.start("report", "small")  # which takes seconds, while the driver goes on
     code, stopped = _stop(cli, "--trial", "0")
     assert (code, stopped["done"], stopped["state"]) == (0, True, "pruned")
     first = cli.json("trials", "small")[0]
     assert (first["state"], first["reason"]) == ("pruned", "stopped by the user")
     assert first["value"] is not None
     assert 1 <= first["epoch"] < EPOCHS
-    again = cli("stop", "small", "--trial", "0")
-    assert again.returncode == 2
-    assert "is pruned already" in again.stderr
-
     _wait_for(cli, driver, 2, rows=1)  # the sweep went on
-    assert report.wait(timeout=scaled(60)) == 0, report.communicate()
-    assert driver.poll() is None
-    written = (cli.directory / "small-report.html").read_text()
-    assert re.search("[23] of 4 trials: .*[12] running", written)
 
     code, stopped = _stop(cli)
     assert (code, stopped["done"], stopped["state"]) == (0, True, "interrupted")
@@ -89,26 +74,13 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert not any(line.endswith(" left") for line in ends), "a sweep that stops takes no longer"
     assert no_process_of(token)
     assert not (cli.root / "small/control").exists()
-    nothing = cli("stop", "small")
-    assert nothing.returncode == 2
-    assert "no driver runs it" in nothing.stderr
-
-    # One trial at a time now: the other one that was interrupted waits, and is stopped there.
-    driver = cli.start("resume", "small", "-s", "concurrency=1", "-s", "trials=3")
-    wait_until(lambda: driver.poll() is not None or "running" in _states(cli))
-    code, stopped = _stop(cli, "2")
-    assert (code, stopped["state"]) == (0, "pruned")
-    assert _states(cli) == ["pruned", "running", "pruned"]
-    driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=scaled(60))
-    assert driver.returncode == 130
 
     cli.ok("sync", "small")  # an interrupted driver leaves to it what a busy machine still holds
     runs = _runs(cli)
     assert {key: run.info.status for key, run in runs.items()} == dict.fromkeys(runs, "KILLED")
     assert {key: run.data.tags["stopped_by"] for key, run in runs.items()} == {
-        **dict.fromkeys(("0", "2"), "user"),
-        **dict.fromkeys(("1", None), "interrupt"),
+        "0": "user",
+        **dict.fromkeys(("1", "2", None), "interrupt"),
     }
     client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
     rows = read_rows(cli.root / "small/trials/0000")
@@ -116,10 +88,6 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert sorted((m.step, m.value) for m in losses) == [
         (row.step, row.metrics["train/loss"]) for row in rows
     ]
-
-
-def _states(cli: CommandLine) -> list[str]:
-    return [trial["state"] for trial in cli.json("trials", "small")]
 
 
 @pytest.mark.chaos  # of the driver alone: `test_driver_exits_even_if_output_fails`
@@ -145,29 +113,3 @@ def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     assert not (cli.root / "small/control").exists()
     assert [trial["state"] for trial in cli.json("trials", "small")] == ["waiting"] * 2
     assert cli.json("status", "small")["state"] == "interrupted"
-
-
-@pytest.mark.chaos  # what is delivered of a damaged curve: tests/unit/tracking/test_outbox.py
-def test_damaged_curve_of_a_stopped_trial_is_reported(cli: CommandLine) -> None:
-    cli.write("small.yaml", LONG)
-    driver = cli.start("run", "small.yaml")
-    _wait_for(cli, driver, 0, rows=7)
-    token = cli.token("small")
-    curve = cli.root / "small/trials/0000/metrics.jsonl"
-    with curve.open("r+b") as file:
-        file.write(b"?")
-    cli.ok("stop", "small", "0")  # the others go on
-    assert cli.json("status", "small")["state"] == "running"
-    cli.ok("stop", "small")
-    printed, _ = driver.communicate(timeout=scaled(60))
-    assert driver.returncode == 130, printed
-    assert "Traceback" not in printed
-    assert printed.splitlines()[-1] == "sweep resume small"
-    assert "--finish" not in printed, "what was interrupted continues"
-    told = cli("audit", "small", "--files")
-    assert told.returncode == 1
-    assert f"trial 0: {curve} is damaged" in " ".join(told.stdout.split())
-    told = printed + cli("sync", "small").stderr  # the driver tells it if it waits long enough
-    assert told.count("metrics after step 0 are not sent") == 1
-    assert f"{curve} cannot be read" in " ".join(told.split())
-    assert no_process_of(token)

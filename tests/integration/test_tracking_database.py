@@ -28,6 +28,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.chaos
 def test_sweep_on_postgresql_and_after_mlflow_upgrade(cli: CommandLine, cluster: Cluster) -> None:
     cli.write("tiny.yaml", TINY)
     assert "@" in cluster.uri, "a user without a password"
@@ -65,6 +66,7 @@ def test_wrong_database_password_ends_run_before_it_starts(
         assert not guarded.query("SELECT 1 FROM pg_tables WHERE schemaname = 'public'")
 
 
+@pytest.mark.chaos
 def test_unreachable_database_ends_run_before_it_starts(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,10 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.search.dry_run import dry_run
-from sweeps.search.samplers import KERNEL, SamplerRejected, Samplers, check_sampler
+from sweeps.search.samplers import KERNEL, SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
-from tests.integration.serial_search import end, ledger_at, loss, search, spec_of
 from tests.slices import samplers, sliced
+from tests.unit.sweeps.search.serial_search import end, ledger_at, search, spec_of
 
 GRID = (
     "search.sampler=grid",
@@ -43,10 +43,6 @@ class Noting(RandomSampler):
 class Unseeded(RandomSampler):
     def __init__(self):
         super().__init__(seed=7)
-
-
-def function():
-    pass
 """
 
 
@@ -85,15 +81,6 @@ def test_nsgaii_generation_ends_when_its_trials_complete(
     assert found == [0] * 11 + [1]
 
 
-def test_nsgaii_beats_random(tmp_path: Path) -> None:
-    found = {}
-    for sampler in ("nsgaii", "random"):
-        spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=4", "trials=24")
-        points = search(tmp_path / f"{sampler}.db", spec)
-        found[sampler] = sum(map(loss, points[8:]))
-    assert found["nsgaii"] < 0.5 * found["random"]
-
-
 def test_grid_tries_every_point_once_in_order(tmp_path: Path) -> None:
     spec = spec_of(*GRID, "trials=12")
     wanted = [
@@ -101,13 +88,6 @@ def test_grid_tries_every_point_once_in_order(tmp_path: Path) -> None:
         for name, acc, norm in itertools.product(["sgd", "adamw"], [1, 2], [0.1, 0.2, 0.3])
     ]
     assert search(tmp_path / "l.db", spec, deaths=[3, 7]) == wanted
-
-
-def test_grid_larger_than_the_sweep_can_be_extended(tmp_path: Path) -> None:
-    first = search(tmp_path / "l.db", spec_of(*GRID, "trials=5"))
-    whole = search(tmp_path / "l.db", spec_of(*GRID, "trials=12"))
-    assert whole[:5] == first
-    assert whole == search(tmp_path / "once.db", spec_of(*GRID, "trials=12"))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +159,13 @@ def test_grid_tries_no_initial_point_again(tmp_path: Path) -> None:
     assert (tried[0]["train.optimizer.name"], tried[0]["train.accumulation"]) == ("adamw", 2)
 
 
-@pytest.mark.parametrize("ended", ["complete", "pruned", "failed"])
-@pytest.mark.parametrize("sampler", samplers("tpe", "gp", "cmaes"))
+@pytest.mark.parametrize(
+    ("sampler", "ended"),
+    sliced(
+        [*itertools.product(("tpe", "gp", "cmaes"), ("complete", "pruned", "failed"))],
+        [("tpe", "complete"), ("tpe", "pruned"), ("cmaes", "failed")].__contains__,
+    ),
+)
 def test_startup_trials_have_results_before_model_suggests(
     tmp_path: Path, sampler: str, ended: str
 ) -> None:
@@ -206,6 +191,7 @@ def test_startup_trials_have_results_before_model_suggests(
     assert not is_random(), "four are complete, and tpe has seen one more"
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("sampler", sliced(["gp", "optuna.samplers:GPSampler"], "gp".__eq__))
 def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
     spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=3", "trials=9")
@@ -232,6 +218,7 @@ def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
         study.add_trial(trial)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     "name",
     sliced(
@@ -273,44 +260,22 @@ def test_custom_sampler_class_gets_seed_and_arguments(tmp_path: Path, own_module
             "{}",
             r"sampler: 'nowhere:X': the module 'nowhere' could not be imported .*correct the.*",
         ),
-        ("optuna.nowhere:X", "{}", r"sampler: .* No module named 'optuna\.nowhere'.*"),
         (
             "optuna.samplers:TPSampler",
             "{}",
             r"sampler: .* it has no 'TPSampler' \(did you mean 'TPESampler'\?\); name a class.*",
         ),
         ("optuna.study:Study", "{}", r"sampler: .*Study' is no optuna\.samplers\.BaseSampler.*"),
-        ("OWN:function", "{}", r"sampler: .*function' is no optuna\.samplers\.BaseSampler.*"),
         (
             "OWN:Mine",
             "{width: 3}",
             r"arguments\.width: Mine takes no such argument; valid: shift; remove it",
         ),
-        (
-            "tpe",
-            "{n_ei: 3}",
-            r"arguments\.n_ei: tpe takes no such argument; valid: .*n_ei_.*; remove it",
-        ),
         ("tpe", "{seed: 3}", r"arguments\.seed: it has a key of its own; set seed"),
-        (
-            "tpe",
-            "{n_startup_trials: 3}",
-            r"arguments\.n_startup_trials: it has a key of its own; set search\.startup_trials",
-        ),
-        (
-            "qmc",
-            "{number: 3}",
-            r"arguments\.number: qmc takes no such argument; valid: scramble, qmc_type; remove it",
-        ),
         (
             "grid",
             "{order: 3}",
             r"arguments\.order: grid takes no such argument; valid: none; remove it",
-        ),
-        (
-            "nsgaii",
-            "{population_size: 1}",
-            r"sampler: nsgaii refuses .*greater than or equal to 2.*; change search\.arguments.*",
         ),
         (
             "qmc",
@@ -336,14 +301,8 @@ def test_sampler_that_cannot_be_built_is_refused(
     ("sampler", "arguments", "message"),
     [
         ("tpe", "{gamma: 0.1}", r"\(TypeError: 'float' object is not callable\)"),
-        ("tpe", "{weights: [1, 2]}", r"\(TypeError: .*\)"),
-        ("tpe", "{n_ei_candidates: many}", r"\(ValueError: .*'many'.*\)"),
         ("tpe", "{n_ei_candidates: 0}", r"\(ValueError: .*must be positive.*\)"),
         ("cmaes", "{x0: {train.optimizer.lr: 0.01}}", r"\(AssertionError: .*\)"),
-        ("cmaes", "{popsize: 1}", r"\(AssertionError: .*\)"),
-        ("cmaes", "{sigma0: .nan}", r"\(AssertionError: .*\)"),
-        ("cmaes", "{independent_sampler: random}", r"\(AttributeError: .*\)"),
-        ("nsgaii", "{child_generation_strategy: x}", r"\(TypeError: .*\)"),
     ],
 )
 def test_argument_that_breaks_later_is_refused_at_start(
@@ -362,10 +321,8 @@ def test_argument_that_breaks_later_is_refused_at_start(
     )
 
 
-@pytest.mark.parametrize("arguments", ["{sigma0: 0.1}", "{use_separable_cma: true}"])
-def test_argument_that_forbids_warm_start_is_refused(
-    arguments: str,
-) -> None:
+def test_argument_that_forbids_warm_start_is_refused() -> None:
+    arguments = "{sigma0: 0.1}"
     cmaes = ("search.sampler=cmaes", f"search.arguments={arguments}")
     dry_run(spec_of(*cmaes))
     with pytest.raises(SamplerRejected) as refused:
@@ -433,11 +390,6 @@ def test_inexpressible_options_are_not_listed_as_valid() -> None:
         assert not never & set(valid)
 
 
-def test_argument_deprecated_by_optuna_is_accepted_silently() -> None:
-    spec = spec_of("search.arguments={consider_prior: true}")
-    Samplers(spec).of(0)  # warnings are errors
-
-
 def test_missing_sampler_package_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -448,7 +400,8 @@ def test_missing_sampler_package_names_what_to_install(
 
 def test_conditional_suggestions_ignore_set_order(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.integration.serial_search import *; "
+        "import sys; from pathlib import Path; "
+        "from tests.unit.sweeps.search.serial_search import *; "
         "print(search(Path(sys.argv[1]), spec_of('trials=14', 'search.startup_trials=4', "
         "'space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
         "task.c: {uniform: [0, 1], when: {task.a: x}}, task.d: {uniform: [0, 1]}}')))"

@@ -26,11 +26,9 @@ from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
 from sweeps.spec.resume_checks import check_search_changes
-from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import SweepSpec
-from tests.integration.serial_search import end, loss, search, spec_of
 from tests.slices import samplers
-from tests.specs import with_overrides
+from tests.unit.sweeps.search.serial_search import end, loss, search, spec_of
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 
 SPACE = (
@@ -100,16 +98,6 @@ def test_taken_and_skipped_trials_are_listed(tmp_path: Path) -> None:
     assert f"{8 - 2 - len(inside)} outside the space" in told
 
 
-def test_parameter_fixed_in_prior_sweep_counts(tmp_path: Path) -> None:
-    _earlier(tmp_path, trials=3)
-    more = _warm("space.train.accumulation={choice: [1, 2]}")
-    assert [
-        one.params["train.accumulation"] for one in collect_warm_start(tmp_path, more).trials
-    ] == [1] * 3
-    other = _warm("space.train.accumulation={choice: [2, 4]}")
-    assert not collect_warm_start(tmp_path, other).trials
-
-
 @pytest.mark.parametrize("sampler", samplers("tpe", "gp", "cmaes", "nsgaii"))
 def test_first_trials_profit(tmp_path: Path, sampler: str) -> None:
     _earlier(tmp_path, trials=30)
@@ -138,18 +126,6 @@ def test_prior_trials_are_not_shown(tmp_path: Path) -> None:
     view = LedgerReader(ledger.location.path)
     assert (ledger.trials(), ledger.frozen_trials(), ledger.best()) == ([], [], None)
     assert (view.trials, view.best()) == ([], None)
-
-
-def test_prior_trials_of_a_prior_sweep_need_its_name(tmp_path: Path) -> None:
-    _earlier(tmp_path, trials=6)
-    middle = MadeSweep(tmp_path, "middle", space=SPACE)
-    middle.ledger.store_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
-    _add(middle, 50, 0.5, "complete")
-    assert [one.value for one in collect_warm_start(tmp_path, _warm(names="middle")).trials] == [
-        0.5
-    ]
-    both = collect_warm_start(tmp_path, _warm(names="[old, middle]"))
-    assert both.summary == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
 
 
 def test_dry_run_uses_the_trials_of_a_warm_start(
@@ -409,16 +385,3 @@ def test_prior_configuration_has_its_value_at_the_end(tmp_path: Path, select: st
     _own(ledger, spec, *[0.5] * 9)
     views = [trial.value for trial in old.ledger.trials() if trial.role == "search"]
     assert _shown(spec, ledger)[:2] == pytest.approx(views)
-
-
-def test_lengthened_and_self_ended_trials_of_a_prior_sweep(tmp_path: Path) -> None:
-    old = _old(tmp_path, 3)
-    _reported(old, 0.9, 0.8, 0.7)
-    longer = with_overrides(old.spec, ["budget.epochs=9"])
-    write_spec(old.paths.spec, longer)
-    _reported(old, 0.9, 0.6)  # its own loop has ended
-    spec = _warm(*ASHA)
-    ledger = _create(tmp_path, spec)
-    assert [one.cut_off for one in ledger.warm_start.trials] == [True, False]
-    _own(ledger, spec, *[0.4] * 9)
-    assert _shown(spec, ledger)[:2] == ["FAIL", 0.6]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from optuna.distributions import FloatDistribution
@@ -12,15 +11,14 @@ from typer.testing import CliRunner
 from sweeps.cli.app import app
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, Suggestion
-from sweeps.report.report import write_report
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.revisions import read_revisions, read_spec, write_spec
 from sweeps.spec.spec import SweepSpec, parse_spec
-from tests.integration.serial_search import Params, end, ledger_at, search, spec_of
 from tests.slices import samplers
 from tests.specs import with_overrides
+from tests.unit.sweeps.search.serial_search import Params, end, ledger_at, search, spec_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 RATE, NORM, NAME = "train.optimizer.lr", "train.clip.max_norm", "train.optimizer.name"
@@ -151,15 +149,6 @@ def test_sampler_stuck_on_forbidden_points_is_overruled(tmp_path: Path, sampler:
     once = search(tmp_path / "once.db", spec)
     assert all(params[NORM] > 9.9 for params in once)
     assert len({params[NORM] for params in once}) == 6
-
-
-def test_constraint_may_name_a_fixed_value(tmp_path: Path) -> None:
-    spec = spec_of(
-        "space={train.accumulation: {choice: [1, 2, 4]}}", "train.batch_size=64", "trials=8",
-        "search.constraints=['train.batch_size / train.accumulation >= 32']",
-    )  # fmt: skip
-    found = {params["train.accumulation"] for params in search(tmp_path / "l.db", spec)}
-    assert found == {1, 2}
 
 
 @pytest.mark.parametrize("sampler", samplers(*LEARNING, "qmc"))
@@ -314,19 +303,6 @@ def test_sampler_attributes_are_hidden_in_another_space(tmp_path: Path) -> None:
     assert (all(noted), any(hidden)) == (True, False)
 
 
-def test_model_learns_from_old_trials_immediately(tmp_path: Path) -> None:
-    search(tmp_path / "l.db", spec_of("search.startup_trials=3", "trials=6"))
-    edited = spec_of(
-        "space.train.optimizer.lr={loguniform: [1e-4, 2e-1]}", "search.startup_trials=3",
-        "trials=7",
-    )  # fmt: skip
-    chance = edited.model_copy(
-        update={"search": edited.search.model_copy(update={"sampler": "random"})}
-    )
-    (tmp_path / "chance.db").write_bytes((tmp_path / "l.db").read_bytes())
-    assert search(tmp_path / "l.db", edited)[6] != search(tmp_path / "chance.db", chance)[6]
-
-
 def test_unstarted_trial_gets_added_parameters(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
     before = ledger.add(Suggester(spec_of(), ledger).propose(0)).params
@@ -342,38 +318,3 @@ def test_unstarted_trial_gets_added_parameters(tmp_path: Path) -> None:
     completed = ledger.complete(0, Suggester(other, ledger).propose(0, before)).params
     assert {key: completed[key] for key in before} == before
     assert completed["task.x"] in range(1, 10)
-
-
-def test_report_shows_trials_of_several_spaces(tmp_path: Path) -> None:
-    made = MadeSweep(tmp_path, space="{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}}")
-    changes = [
-        "trials=3", "space.train.optimizer.lr={uniform: [1e-3, 1e-1]}",
-        "space.train.optimizer.lr={choice: [0.001, 0.01]}",
-        "space={train.optimizer.lr: {choice: [0.01, 0.02]}, task.x: {choice: [1, 2]}, "
-        "task.y: {int: [1, 3], when: {task.x: 1}}}",
-    ]  # fmt: skip
-    for change in changes:
-        spec = with_overrides(made.spec, [change, "trials=16"])
-        for _ in range(4):
-            number = len(made.ledger.trials())
-            made.ledger.add(Suggester(spec, made.ledger).propose(number))
-            made.ledger.report(number, epoch=1, step=1, value=1 / (1 + number))
-            made.ledger.finish(number, "complete")
-        write_spec(made.paths.spec, spec)
-        write_report(made.paths, tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    assert "task.y" in text or ">y<" in text
-    assert '<section id="importance">' in text
-
-
-def test_concurrent_trials_are_distinguished(tmp_path: Path) -> None:
-    """Running trials are seen with the points that they have."""
-    ledger = ledger_at(tmp_path / "l.db")
-    spec = spec_of("search.startup_trials=4", "trials=20")
-    proposer = Suggester(spec, ledger)
-    seen: list[Any] = []
-    for number in range(12):
-        seen.append(ledger.add(proposer.propose(number)).params)
-        if number >= 3:
-            end(ledger, number - 3)
-    assert len({str(params) for params in seen}) == 12
