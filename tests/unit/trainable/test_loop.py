@@ -145,6 +145,7 @@ def test_best_is_kept_whatever_follows(
     reports = list(trainer.events())
     assert reports[-1].metrics["best/val/loss"] == best
     assert trainer.store.best().epoch == best_epoch
+    assert trainer.state.progress.since_best == 4 - best_epoch
     assert trainer.store.newest().epoch == 4
 
 
@@ -368,6 +369,7 @@ def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=20, precision="fp16"), tmp_path, _task(toy, loss=loss))
     with pytest.raises(NonFiniteGradient, match="at step 1 "):
         list(trainer.events())
+    assert trainer.state.progress.skipped == 40
 
 
 def test_fp16_failure_in_mid_epoch_keeps_earlier_rows(tmp_path, opened, configure, toy):
@@ -388,12 +390,13 @@ def test_fp16_failure_in_mid_epoch_keeps_earlier_rows(tmp_path, opened, configur
 def test_fp16_skips_are_counted(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=2, precision="fp16"), tmp_path, toy())
     trainer.precision.scaler.load_state_dict(
-        trainer.precision.scaler.state_dict() | {"scale": 2.0**40}
+        trainer.precision.scaler.state_dict() | {"scale": 2.0**20}
     )
     reports = list(trainer.events())
     skipped = reports[-1].metrics["num_skipped_steps"]
-    assert skipped > 0
+    assert 0 < skipped < 8
     assert reports[-1].step == 8 - skipped
+    assert trainer.state.progress.skipped_in_a_row == 0
     assert [row.step for row in read_rows(tmp_path)][-1] == reports[-1].step
 
 

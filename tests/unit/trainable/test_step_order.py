@@ -87,7 +87,10 @@ def test_gradients_are_cleared_to_none_first():
     clean, dirty = _step("fp32"), _step("fp32")
     for parameter in dirty.model.parameters():
         parameter.grad = torch.full_like(parameter, 1e6)
+    weight, seen = dirty.model.weight, []
+    dirty.model.register_forward_pre_hook(lambda *_: seen.append(weight.grad))
     assert clean(WINDOW, 1).grad_norm == dirty(WINDOW, 1).grad_norm
+    assert seen[0] is None, "with zeros, a weight that the loss does not use would decay"
 
 
 @pytest.mark.seeds("S14")
