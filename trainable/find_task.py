@@ -100,9 +100,15 @@ def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) 
     unknown = [] if takes_any else [key for key in arguments if key not in known]
     if unknown:
         listed = ", ".join(f"{key!r}{nearest(key, known)}" for key in unknown)
+        remedy = "correct or remove it"
+        if unknown == ["fold", "folds"]:
+            remedy = (
+                "`repeats.folds` gives both: take them, and hold out part `fold` of `folds`, or "
+                "leave repeats.folds out"
+            )
         raise ConfigError(
             f"{name!r} takes no argument {listed}; it takes: {', '.join(known) or 'none'}; "
-            "correct or remove it",
+            f"{remedy}",
             key="task" if len(unknown) > 1 else f"task.{unknown[0]}",
         )
     missing = [

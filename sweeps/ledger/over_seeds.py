@@ -51,8 +51,12 @@ def check_repeats(before: SweepSpec, after: SweepSpec) -> None:
 
 def _repeats(spec: SweepSpec) -> str:
     repeats = spec.repeats
-    plain = repeats.value == type(repeats)().value
-    return str(repeats.seeds) if plain else write_flow(repeats.model_dump(mode="json"))
+    plain = repeats == type(repeats)(seeds=repeats.seeds)
+    return (
+        str(repeats.seeds)
+        if plain
+        else write_flow(repeats.model_dump(mode="json", exclude_none=True))
+    )
 
 
 class OverSeeds(NamedTuple):

@@ -244,12 +244,24 @@ def _repeats_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
             f"the same {seeds} seeds; write trials: 1, or leave repeats out: trials without a "
             "space differ in their seeds",
         )
+    repeats, task, space = (data.get(key) for key in ("repeats", "task", "space"))
+    if isinstance(repeats, dict) and repeats.get("folds") is not None:
+        for name in ("fold", "folds"):
+            if isinstance(task, dict) and name in task:
+                yield Issue(("task", name), _FOLD_IS_GIVEN, at_key=True)
+            if isinstance(space, dict) and f"task.{name}" in space:
+                yield Issue(("space", f"task.{name}"), _FOLD_IS_GIVEN, at_key=True)
+
+
+_FOLD_IS_GIVEN = "is decided by repeats.folds, for each seed anew; leave it out"
 
 
 def _num_seeds(data: Mapping[str, Any]) -> int:
     """Return with how many seeds each configuration trains; 1 if that is wrong."""
     repeats = data.get("repeats")
-    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
+    seeds = repeats
+    if isinstance(repeats, dict):
+        seeds = repeats.get("folds") or repeats.get("seeds")
     return seeds if isinstance(seeds, int) else 1
 
 

@@ -508,8 +508,23 @@ class RepeatsConfig(Section):
     seeds: int = Field(default=1, ge=1, examples=[3])
     """Trainings of each configuration. All configurations have the same seeds, so that they are
     compared on the same initial weights and order of samples. 1: each trial has its own seed."""
+    folds: int | None = Field(default=None, ge=2, examples=[5])
+    """Cross-validation: each configuration trains with so many seeds, and the task's argument
+    `fold` is 0, 1, ... of its argument `folds`, so that each seed holds out another part."""
     value: SeedValue = "mean"
     """What the value of a configuration is: the mean or the median of the values of its seeds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_seed_for_each_fold(cls, given: object) -> object:
+        if not isinstance(given, dict) or not isinstance(folds := given.get("folds"), int):
+            return given
+        if given.get("seeds", folds) != folds:
+            raise UserError(
+                f"seeds is {described(given['seeds'])} beside {folds} folds; each fold trains "
+                "with one seed; leave seeds out"
+            )
+        return given | {"seeds": folds}
 
     def combine(self, values: Sequence[float]) -> float:
         """Return one number for the values of a configuration's seeds; at least one is needed."""

@@ -187,6 +187,8 @@ class SweepSpec(Section):
             data["train"]["optimizer"] = self.train.optimizer.model_dump(
                 mode=info.mode, exclude_unset=True
             )
+        if self.repeats.folds is not None:
+            del data["repeats"]["seeds"]  # follows from the folds, which an override may change
         return data
 
     @model_validator(mode="after")
@@ -319,6 +321,8 @@ class SweepSpec(Section):
         if seed.split:
             drawn = derive_seed(self.seed, seed.purpose, "split", seed.number)
             data["task"] = {**data["task"], SPLIT_SEED: drawn % _SPLIT_SEEDS}
+        if (folds := self.repeats.folds) is not None:
+            data["task"] = {**data["task"], "fold": seed.number % folds, "folds": folds}
         doc = Document(f"trial {seed.number}", data, {})
         for key, value in params.items():
             path, message = spec_path(key)

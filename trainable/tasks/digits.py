@@ -29,6 +29,8 @@ class Digits(Task):
         dropout: float = 0.0,
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        fold: int = 0,
+        folds: int | None = None,
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
     ) -> None:
@@ -40,7 +42,13 @@ class Digits(Task):
             raise ConfigError(
                 f"digits: val_fraction is {val_fraction}; it must lie between 0 and 1; write 0.2"
             )
+        if not 0 <= fold < (folds or 1):
+            raise ConfigError(
+                f"digits: fold is {fold} of {folds} folds; folds are counted from 0; write "
+                "fold: 0, or a larger number of folds"
+            )
         self.model, self.width, self.dropout = model, width, dropout
+        self.fold, self.folds = fold, folds
         self.val_fraction, self.split_seed = val_fraction, split_seed
         self.use_cross_entropy(
             classes=CLASSES, label_smoothing=label_smoothing, class_weights=class_weights
@@ -74,17 +82,24 @@ class Digits(Task):
         )
 
     def build_data(self) -> Data:
-        """Return images scaled to [0, 1], shape (N, 1, 8, 8), with their classes, shape (N,)."""
+        """Return images scaled to [0, 1], shape (N, 1, 8, 8), with their classes, shape (N,).
+
+        With `folds`, every image is held out in one of them, and `val_fraction` has no effect.
+        """
         pixels, targets = _load()
         images = torch.as_tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
         classes = torch.as_tensor(targets, dtype=torch.int64)
         order = torch.randperm(
             len(images), generator=torch.Generator().manual_seed(self.split_seed)
         )
-        held_out = max(1, round(self.val_fraction * len(images)))
+        cuts = [max(1, round(self.val_fraction * len(images)))]
+        if self.folds is not None:
+            cuts = [len(images) * n // self.folds for n in range(1, self.folds)]
+        parts = list(order.tensor_split(cuts))
+        held_out = parts.pop(self.fold)
         return Data(
-            train=_take(order[held_out:], images, classes),
-            val=_take(order[:held_out], images, classes),
+            train=_take(torch.cat(parts), images, classes),
+            val=_take(held_out, images, classes),
         )
 
 

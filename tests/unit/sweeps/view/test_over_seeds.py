@@ -16,6 +16,7 @@ from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.recording.notifications import Notifier
 from sweeps.recording.tags import end_tags, record_configuration
 from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.trial_run import TrialSeed
 from sweeps.statistics.over_seeds import combine, standard_error
 from sweeps.trust.findings import find
 from sweeps.view.observer import TrialStart
@@ -211,9 +212,26 @@ def test_number_is_short_for_the_section() -> None:
     assert parse_spec(spec.to_yaml(), "a.yaml") == spec
 
 
+def test_each_seed_trains_another_fold() -> None:
+    spec = _spec("repeats: {folds: 3}")
+    assert spec.max_runs == 4 * 3
+    configs = [spec.trial_config(TrialSeed("repeat", seed), {}) for seed in range(3)]
+    assert [one.task.arguments for one in configs] == [{"fold": n, "folds": 3} for n in range(3)]
+    assert spec.trial_config(TrialSeed("confirm", 4), {}).task.arguments["fold"] == 1
+    assert spec.trial_config(0, {}).task.arguments["fold"] == 0  # what `sweep check` trains
+    assert parse_spec(spec.to_yaml(), "a.yaml") == spec
+    assert parse_spec(spec.to_yaml(), "a.yaml", ["repeats.folds=4"]).repeats.seeds == 4
+    with pytest.raises(SearchChanged, match=r"seeds: 3, folds: 3.* cannot become 3"):
+        check_repeats(spec, _spec("repeats: 3"))
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
+        ("repeats: {folds: 1}", "at least 2"),
+        ("repeats: {folds: 3, seeds: 2}", "seeds is 2 beside 3 folds"),
+        ("repeats: {folds: 3}\nspace: {task.fold: {choice: [0, 1]}}", "decided by repeats.folds"),
+        ("repeats: {folds: 2}\nspace: {}", "the space is empty"),
         ("repeats: 0", "at least 1"),
         ("repeats: many", "no number of seeds"),
         ("repeats: {seeds: 3, value: max}", "valid: mean, median"),
