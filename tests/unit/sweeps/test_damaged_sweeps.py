@@ -154,16 +154,6 @@ def test_writing_commands_work_or_name_the_damage(
         assert (command[0] != "best") or (tmp_path / "exported").exists() == (done.exit_code == 0)
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("file", FILES)
-def test_each_command_works_or_names_damage_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number in range(20):
-        _check_damaged(tmp_path, file, (_cut, _flip)[number % 2], f"{file} {number}")
-
-
 @pytest.mark.parametrize("file", ["sweep.yaml", "ledger.db"])
 def test_list_names_a_damaged_sweep_and_shows_others(tmp_path: Path, file: str) -> None:
     interrupted(tmp_path)

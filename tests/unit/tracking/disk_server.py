@@ -186,9 +186,6 @@ class DiskServer:
         rows = self._db.execute(query, (trial,)).fetchall()
         return [(status, json.loads(params), json.loads(tags)) for status, params, tags in rows]
 
-    def experiment_tags(self) -> dict[str, str]:
-        return dict(self._db.execute("SELECT name, value FROM experiment_tags"))
-
     def files(self) -> list[tuple[str, bytes]]:
         return self._db.execute("SELECT path, content FROM files").fetchall()
 

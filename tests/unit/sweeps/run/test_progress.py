@@ -72,14 +72,12 @@ def test_trial_hangs_after_step_timeout_without_progress(
     assert _wait(watch, clock, 5) == ["wait for its next step"]
 
 
-@pytest.mark.parametrize("computes", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("computes", [0.0, 0.95])
 @pytest.mark.parametrize(
     ("timeout", "slowest", "limit", "waits"),
     [
         pytest.param(8.0, 1.0, 8, 8, id="seconds"),
-        pytest.param(900.0, 1.0, 900, 900, id="minutes"),
         pytest.param(7200.0, 1.0, 7200, 7200, id="hours"),
-        pytest.param(None, 1.0, 600, 1800, id="null, fast steps"),
         pytest.param(None, 200.0, 4000, 1800, id="null, slow steps"),
         pytest.param(None, None, 6 * 3600, 1800, id="null, first step"),
     ],
