@@ -14,6 +14,8 @@ from typing import IO
 import psutil
 import pytest
 
+from sweeps.engine import process_cleanup
+from sweeps.engine.fluent_mlflow import RunIgnorer
 from sweeps.engine.process_cleanup import (
     TOKEN_VARIABLE,
     claim_scratch,
@@ -234,3 +236,17 @@ def test_other_users_cannot_enter_a_drivers_directory() -> None:
             assert scratch_directory(token).stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
+
+
+def test_artifacts_of_a_rank_go_with_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_cleanup, "_PLACE", tmp_path)
+    token = "0123456789abcdef" * 2
+    monkeypatch.setenv(process_cleanup.TOKEN_VARIABLE, token)
+    scratch = process_cleanup.scratch_directory(token)
+    scratch.mkdir()
+    directory = RunIgnorer().directory()
+    assert directory is not None
+    assert directory.is_dir()
+    assert directory.parent == scratch

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sweeps.paths import SweepPaths
-from sweeps.run.worker_watch import ProgressWatch
+from sweeps.run.worker_watch import ProgressWatch, TrialClock
 from sweeps.spec.spec import parse_spec
 from sweeps.spec.trial_run import rank_timeout
 from tests.integration.commandline import TINY
@@ -210,3 +210,29 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert not deadline.passed
         time.sleep(0.02)
+
+
+def test_time_without_a_worker_does_not_count() -> None:
+    now = 100.0
+    clock = TrialClock(lambda: now)
+    assert clock.seconds(3) is None, "no worker trained it"
+    clock.start(3)
+    now += 5
+    assert clock.seconds(3) == 5
+    clock.stop(3)
+    now += 60  # it waits at a rung
+    clock.stop(3)
+    assert clock.seconds(3) == 5
+    clock.start(3, before=1.0)
+    now += 2
+    assert clock.seconds(3) == 7, "what this driver counted is newer than the ledger"
+
+
+def test_time_of_earlier_drivers_counts() -> None:
+    now = 0.0
+    clock = TrialClock(lambda: now)
+    clock.start(0, before=12.5)
+    now += 1
+    assert clock.seconds(0) == 13.5
+    clock.start(0)  # its worker was lost and replaced
+    assert clock.seconds(0) == 13.5

@@ -1,4 +1,4 @@
-"""The message about a database that another process has locked names that process."""
+"""Who has locked a database is named, and a process that a command waits for is not idle."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import pwd
 import re
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from sweeps.ledger.sqlite import LedgerFile
 from tests.lock_reader import NOBODY, reader
 from tracking import outbox_file
 from tracking.outbox import Outbox, OutboxError
+from tracking.processes import raise_priority, start_idle
 
 USERS = [
     os.geteuid(),
@@ -100,3 +103,23 @@ def test_ones_own_locks_are_not_named(tmp_path: Path) -> None:
     error = LedgerFile(path).refusal(sqlite3.OperationalError("database is locked"))
     db.close()
     assert str(error).startswith("another process has locked the ledger")
+
+
+def test_each_living_thread_is_no_longer_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start_idle([sys.executable, "-c", "input()"], os.environ)
+    asked: list[int] = []
+
+    def set_class(thread: int, *_: Any) -> None:
+        asked.append(thread)
+        if thread != process.pid:
+            raise ProcessLookupError  # it has ended since it was listed
+
+    monkeypatch.setattr(os, "listdir", lambda _: ["1", str(process.pid)])
+    monkeypatch.setattr(os, "sched_setscheduler", set_class)
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)
+    raise_priority(process)
+    assert asked == [1, process.pid]
+    with process:
+        process.kill()
+    raise_priority(process)
+    assert asked == [1, process.pid], "its number may be another process' by now"
