@@ -164,11 +164,10 @@ def _refused(message: str) -> UserError:
 
 def open_notifications(
     paths: SweepPaths, spec: SweepSpec, *, offline: bool
-) -> tuple[NotificationQueue, NotificationDelivery]:
+) -> NotificationDelivery:
     """Open the queue of a sweep's notifications and start to deliver it."""
     address = check_webhook(spec)
-    queue = NotificationQueue(paths.outbox)
-    return queue, NotificationDelivery(queue, None if offline else address)
+    return NotificationDelivery(NotificationQueue(paths.outbox), None if offline else address)
 
 
 def deliver_waiting(paths: SweepPaths, spec: SweepSpec, *, seconds: float) -> Undelivered | None:

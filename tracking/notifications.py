@@ -153,8 +153,9 @@ class NotificationDelivery:
             )
             self._thread.start()
 
-    def wake(self) -> None:
-        """Deliver now: a notification was queued."""
+    def add(self, key: str, body: Mapping[str, Any]) -> None:
+        """Queue a notification, unless one with this id was ever queued, and deliver it."""
+        self._queue.add(key, body)
         with self._changed:
             self._has_news = True
             self._changed.notify_all()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
@@ -228,14 +228,10 @@ def _open_notifications(
     """Return what notifies of the sweep's events; None if it has no webhook."""
     if spec.notify.webhook is None:
         return None
-    queue, delivery = open_notifications(paths, spec, offline=offline)
-
-    def add(key: str, body: Mapping[str, Any]) -> None:
-        queue.add(key, body)
-        delivery.wake()
-
+    delivery = open_notifications(paths, spec, offline=offline)
     attempt = len(ledger.attempts)
-    return Notifications(Notifier(paths, spec, ledger.sweep_id, attempt, ledger, add), delivery)
+    notifier = Notifier(paths, spec, ledger.sweep_id, attempt, ledger, delivery.add)
+    return Notifications(notifier, delivery)
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:

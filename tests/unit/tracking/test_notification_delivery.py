@@ -76,10 +76,9 @@ def test_notifications_do_not_count_as_records(outbox: Path) -> None:
 def test_webhook_that_was_down_gets_all_later(outbox: Path) -> None:
     with webhook_server() as webhook:
         port = webhook.port
-    delivery = NotificationDelivery(queue := _queue(outbox, "a"), webhook.url)
+    delivery = NotificationDelivery(_queue(outbox, "a"), webhook.url)
     _until(lambda: delivery._reason)
-    queue.add("b", {"id": "b"})
-    delivery.wake()
+    delivery.add("b", {"id": "b"})
     with webhook_server(port) as webhook:
         _until(lambda: len(webhook.taken) == 2)
         assert delivery.close(scaled(20)).waiting == 0
@@ -121,11 +120,10 @@ def test_hanging_webhook_blocks_nothing(outbox: Path) -> None:
     with webhook_server() as webhook:
         webhook.answer = wait
         try:
-            delivery = NotificationDelivery(queue := _queue(outbox, "a"), webhook.url)
+            delivery = NotificationDelivery(_queue(outbox, "a"), webhook.url)
             started = time.monotonic()
             for number in range(100):
-                queue.add(str(number), {})
-                delivery.wake()
+                delivery.add(str(number), {})
             assert delivery.close(0.5).waiting == 101
             assert time.monotonic() - started < scaled(5)
         finally:
@@ -136,13 +134,12 @@ def test_many_failures_end_the_attempts(outbox: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(notifications, "_MAX_FAILURES", 3)
     with webhook_server() as webhook:
         webhook.answer = lambda _: 500
-        delivery = NotificationDelivery(queue := _queue(outbox, "a"), webhook.url)
+        delivery = NotificationDelivery(_queue(outbox, "a"), webhook.url)
         _until(lambda: len(webhook.received) == 3)
         time.sleep(0.3)
         assert len(webhook.received) == 3
         webhook.answer = lambda _: 204
-        queue.add("b", {"id": "b"})  # news start another attempt
-        delivery.wake()
+        delivery.add("b", {"id": "b"})  # news start another attempt
         _until(lambda: len(webhook.taken) == 2)
         delivery.close(scaled(20))
     assert _ids(webhook) == ["a", "b"]
