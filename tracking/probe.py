@@ -170,7 +170,7 @@ def _read(db: sqlite3.Connection, whole: bool) -> None:
         raise sqlite3.DatabaseError(" ".join(verdict.split()))
 
 
-def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
+def open_database(uri: str) -> Engine:
     """Return an SQLAlchemy engine for a database; a missing file is not created."""
     import sqlalchemy
 
@@ -179,9 +179,9 @@ def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
     pool = sqlalchemy.pool.NullPool
     if (file := sqlite_file(uri)) is not None:
         return sqlalchemy.create_engine(
-            "sqlite://", creator=lambda: _open(file, seconds), poolclass=pool
+            "sqlite://", creator=lambda: _open(file, _SECONDS), poolclass=pool
         )
-    limits = {"connect_timeout": int(seconds)} if uri.startswith(_WITH_TIMEOUT) else {}
+    limits = {"connect_timeout": _SECONDS} if uri.startswith(_WITH_TIMEOUT) else {}
     return sqlalchemy.create_engine(secured(uri), connect_args=limits, poolclass=pool)
 
 

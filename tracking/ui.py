@@ -31,6 +31,7 @@ from tracking.ui_app import ENV_LOGIN, ENV_STORE, LOGIN, cookie_name
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
 """The default address of the user interface."""
 
+_HOST = "127.0.0.1"
 _START_SECONDS = 180.0  # 20 to 60 s were measured on two cores
 _STOP_SECONDS = 5.0
 _TRAINING = {"workflowType": "machine_learning"}
@@ -149,11 +150,9 @@ class UiServer:
 def start_server(
     uri: str,
     artifact_root: Path,
-    host: str = "127.0.0.1",
     port: int = 0,
     *,
     program: Sequence[str] = ("tracking.ui_app",),
-    timeout: float = _START_SECONDS,
 ) -> UiServer:
     """Start the user interface for a tracking store and wait until it answers.
 
@@ -167,14 +166,12 @@ def start_server(
     environment = {**os.environ, **SERVER_ENVIRONMENT, ENV_STORE: uri, ENV_LOGIN: login}
     for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it uses no other server
         environment.pop(other, None)
-    with listen(host, port) as listener:
+    with listen(_HOST, port) as listener:
         module, *more = program
         place = [str(listener.fileno()), str(artifact_root.absolute())]
         command = [sys.executable, "-P", "-m", module, *place, *more]
-        url = f"http://{host}:{listener.getsockname()[1]}"
-        return launch(
-            command, environment, url, login=login, pass_fd=listener.fileno(), timeout=timeout
-        )
+        url = f"http://{_HOST}:{listener.getsockname()[1]}"
+        return launch(command, environment, url, login=login, pass_fd=listener.fileno())
 
 
 def launch(
@@ -184,7 +181,6 @@ def launch(
     *,
     login: str | None = None,
     pass_fd: int | None = None,
-    timeout: float = _START_SECONDS,
 ) -> UiServer:
     """Start a server's process and wait until it answers."""
     log = tempfile.TemporaryFile()  # noqa: SIM115 - Server.stop closes it
@@ -199,7 +195,7 @@ def launch(
     )
     server = UiServer(url, process, log, login)
     try:
-        _wait_until_healthy(server, timeout)
+        _wait_until_healthy(server)
     except BaseException:  # Ctrl-C during the start also stops the server; raised again
         server.stop()
         raise
@@ -290,8 +286,8 @@ def _json(texts: Sequence[str]) -> str:
     return json.dumps(list(texts), separators=(",", ":"))
 
 
-def _wait_until_healthy(server: UiServer, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
+def _wait_until_healthy(server: UiServer) -> None:
+    deadline = time.monotonic() + _START_SECONDS
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({})
     )  # no proxy for this machine
@@ -304,4 +300,4 @@ def _wait_until_healthy(server: UiServer, timeout: float) -> None:
                     return
         except OSError:  # refused or reset while it starts; urllib's own errors are OSErrors
             time.sleep(0.2)
-    raise ServerError(f"the server did not answer within {timeout:g} s:\n{server.output()}")
+    raise ServerError(f"the server did not answer within {_START_SECONDS:g} s:\n{server.output()}")

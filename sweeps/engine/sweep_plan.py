@@ -80,10 +80,11 @@ class SweepPlan:
     checkpoint_bytes: int | None
     checkpoints_kept: int
     disk_bytes: int | None
-    disk_free_bytes: int | None
     measured_with: dict[str, Any]
     defaults: dict[str, Any] = field(default_factory=dict)
     ranks: RankSizes | None = None
+    disk_free_bytes: int | None = None
+    """What the disk has free; None: unknown, or the checkpoints lie elsewhere."""
 
     @property
     def max_epochs(self) -> int:
@@ -280,7 +281,6 @@ def make_plan(
     facts: TaskFacts,
     *,
     memory: int | None,
-    disk_free: int | None = None,
 ) -> SweepPlan:
     """Return what a new sweep will take."""
     epochs, trials, rule = spec.budget.reports, spec.max_runs, spec.early_stopping.rule
@@ -324,7 +324,6 @@ def make_plan(
         checkpoint_bytes=size,
         checkpoints_kept=kept,
         disk_bytes=None if size is None else size * kept * trials,
-        disk_free_bytes=None if spec.storage.checkpoints else disk_free,
         measured_with={
             key: value
             for key, value in spec.example_params().items()

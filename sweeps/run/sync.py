@@ -49,6 +49,8 @@ from tracking.recorder import Recorder, reset_trials, set_target, sync
 
 _BATCH_SIZE = 50
 """How many trials' metrics are in memory at a time."""
+_PATIENCE = 30.0
+"""After how many seconds without a delivery a tracking server counts as down."""
 
 
 class SyncResult(NamedTuple):
@@ -82,7 +84,7 @@ class SyncResult(NamedTuple):
         }
 
 
-def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
+def deliver(view: SweepView, *, verify: bool = False) -> SyncResult:
     """Deliver queued records, those of a killed driver, lost runs, figures and the report."""
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
@@ -100,7 +102,7 @@ def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) ->
         stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        undelivered = deliver_waiting(paths, spec, seconds=patience)
+        undelivered = deliver_waiting(paths, spec, seconds=_PATIENCE)
         tracker.probe(known=spec.tracking.uri is None)
         set_target(paths.outbox, tracker)
         drawn = record_drawing(paths, spec, drawing)
@@ -111,7 +113,7 @@ def deliver(view: SweepView, *, verify: bool = False, patience: float = 30.0) ->
         def send() -> None:
             nonlocal sent, left
             waiting = read_outbox(paths.outbox).pending
-            left = sync(*place, spec.name, resender.sweep_id, paths.outbox, patience=patience)
+            left = sync(*place, spec.name, resender.sweep_id, paths.outbox, patience=_PATIENCE)
             sent += waiting - left
 
         still: list[MissingData] = []

@@ -23,7 +23,7 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps.engine.ray_compat.tune_internals import end_at_next_loss, release_trial, worker_error
-from sweeps.engine.worker_end import WorkerEnd, end_with_node
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
 from sweeps.ledger.reasons import BY_THE_USER
@@ -454,7 +454,7 @@ class TuneEventHandler(Callback):
 
     def _note_worker_end(self, trial: Trial) -> WorkerEnd:
         """Append to a trial's log how its process ended."""
-        end = self._workers.end_of_worker(worker_error(trial))
+        end = end_of_worker(worker_error(trial))
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
@@ -472,7 +472,7 @@ class TuneEventHandler(Callback):
 
     def _describe_lost_starts(self, trial: Trial) -> Failure:
         times = self._trials[trial.config["number"]].lost_starts + 1
-        end = self._workers.end_of_worker(worker_error(trial))
+        end = end_of_worker(worker_error(trial))
         how = f"; the last one ended {end.how}" if end.how else ""
         reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())

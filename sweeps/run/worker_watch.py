@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import psutil
 from ray.tune.experiment import Trial
 
-from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.failure_policy import Failure
@@ -177,7 +176,6 @@ class WorkerRules:
 
     node_died: Callable[[Exception | None], bool] = lambda _: False
     """Whether a worker was lost with its whole node."""
-    end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker
     start_seconds: float = math.inf
     """How long trials may wait while no worker starts."""
     grace: float = math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,12 +44,11 @@ def _plan(
     more: str = "",
     at_once: int = 4,
     memory: int | None = 16 * 2**30,
-    disk: int | None = None,
     **facts: Any,
 ) -> SweepPlan:
     spec = parse_spec(SPEC + (more if "space:" in more else SPACE + more), "s.yaml")
     resources = ResourcePlan(1, 0, at_once)
-    return make_plan(spec, resources, TaskFacts(**(FACTS | facts)), memory=memory, disk_free=disk)
+    return make_plan(spec, resources, TaskFacts(**(FACTS | facts)), memory=memory)
 
 
 def test_hours_are_those_of_the_expected_epochs() -> None:
@@ -109,8 +109,8 @@ def test_custom_loop_has_neither_hours_nor_sizes() -> None:
 
 
 def test_plan_warns_of_memory_and_disk(request: pytest.FixtureRequest) -> None:
-    assert _plan(disk=2**40).warnings() == []
-    plan = _plan(at_once=20, disk=2**30)
+    assert replace(_plan(), disk_free_bytes=2**40).warnings() == []
+    plan = replace(_plan(at_once=20), disk_free_bytes=2**30)
     compare_messages(request, plan.warnings())
     assert _plan(at_once=20, memory=None).warnings() == []
 
