@@ -7,21 +7,15 @@ import pytest
 from sweeps.engine.cluster_address import ClusterRefused
 from sweeps.engine.planned_resources import planned_resources
 from sweeps.engine.resources import Gpu, GroupTooLarge, Machine, ResourceError
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.spec import SweepSpec
+from tests.specs import make_spec
 
 GIB = 1024**3
-SPEC = """
-name: large
-task: digits
-metric: val/loss
-mode: min
-trials: 3
-"""
 NAMED = {"RAY_ADDRESS": "10.0.0.5:6379"}
 
 
 def _spec(resources: str, space: str = "{}") -> SweepSpec:
-    return parse_spec(f"{SPEC}space: {space}\nresources: {{{resources}}}\n", "s.yaml")
+    return make_spec(space=space, resources=f"{{{resources}}}")
 
 
 def _machine(cpus: int, gpus: int = 0) -> Machine:

@@ -10,17 +10,10 @@ import pytest
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.engine.task_check import TaskFacts
-from sweeps.spec.spec import parse_spec
+from sweeps.spec.spec import SweepSpec
 from tests.golden.messages import compare_messages
+from tests.specs import make_spec
 
-SPEC = """
-name: small
-task: digits
-metric: val/loss
-mode: min
-trials: 24
-budget: {epochs: 10}
-"""
 SPACE = "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}\n"
 ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}\n"
 FACTS = {
@@ -40,13 +33,17 @@ CUSTOM_LOOP: dict[str, Any] = {
 COLUMNS = 80
 
 
+def _spec(more: str) -> SweepSpec:
+    return make_spec(more, trials=24, budget="{epochs: 10}")
+
+
 def _plan(
     more: str = "",
     at_once: int = 4,
     memory: int | None = 16 * 2**30,
     **facts: Any,
 ) -> SweepPlan:
-    spec = parse_spec(SPEC + (more if "space:" in more else SPACE + more), "s.yaml")
+    spec = _spec(more if "space:" in more else SPACE + more)
     resources = ResourcePlan(1, 0, at_once)
     return make_plan(spec, resources, TaskFacts(**(FACTS | facts)), memory=memory)
 
@@ -66,7 +63,7 @@ def test_hours_are_those_of_the_expected_epochs() -> None:
 
 
 def test_trials_on_gpus_are_counted_in_gpu_hours() -> None:
-    spec = parse_spec(SPEC + SPACE, "s.yaml")
+    spec = _spec(SPACE)
     plan = make_plan(spec, ResourcePlan(4, 0.25, 4), TaskFacts(**FACTS), memory=None)
     assert plan.device == ("GPU", 0.25)
     assert plan.as_dict()["device_seconds"] == pytest.approx(240 * 60 / 4, rel=0.01)
@@ -164,7 +161,7 @@ def test_ranks_divide_a_step_and_what_is_sharded(sharding: str) -> None:
 
 def test_plan_of_searched_ranks_is_that_of_the_most() -> None:
     space = "space:\n  resources.workers: {choice: [1, 4]}\n"
-    spec = parse_spec(SPEC + space, "s.yaml")
+    spec = _spec(space)
     resources = ResourcePlan(1, 0, 2, workers=4, fewest_workers=1, most_trials=8, capacity=8)
     facts = TaskFacts(**FACTS, weight_bytes=12, shard_bytes=4)
     plan = make_plan(spec, resources, facts, memory=None)

@@ -44,13 +44,13 @@ from sweeps.reconcile.repairs import (
     send_to_tracker,
 )
 from sweeps.run.sync import queue_interruptions
-from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
+from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
 from tests.memory_recorder import MemoryRecorder
-from tests.specs import with_overrides
+from tests.specs import make_spec, with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
 from trainable.errors import NonFiniteMetric
@@ -58,17 +58,6 @@ from trainable.store.local import LocalFiles
 from trainable.store.manifest import STATE
 from trainable.store.metrics_file import Row, read_rows
 
-SPEC = """
-name: quad
-task: digits
-metric: val/loss
-mode: min
-trials: 4
-budget: {epochs: 4}
-space:
-  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
-early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 2}
-"""
 PARAMS = {"train.optimizer.lr": 0.01}
 OPEN = TrialRecord(number=0, state="running", params=PARAMS, reports={1: 0.5}, value=0.5)
 ROWS = (Row(10, 5, {"val/loss": 0.5}), Row(12, 7, {}))
@@ -77,7 +66,13 @@ CURVE = (SavedReport(1, 10, 0.5), SavedReport(2, 20, 0.4))
 
 @pytest.fixture
 def spec() -> SweepSpec:
-    return parse_spec(SPEC, "quad.yaml")
+    return make_spec(
+        name="quad",
+        trials=4,
+        budget="{epochs: 4}",
+        space="{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}",
+        early_stopping="{scheduler: asha, grace_epochs: 1, reduction: 2}",
+    )
 
 
 @pytest.fixture

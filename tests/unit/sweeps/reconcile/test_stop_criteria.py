@@ -24,16 +24,9 @@ from sweeps.reconcile.reconcile import (
 )
 from sweeps.reconcile.stop_criteria import StopCriterionMet, StopMonitor, active_stop_criterion
 from sweeps.spec.spec import SweepSpec, parse_spec
+from tests.specs import make_spec
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
-SPEC = """
-name: s
-task: digits
-metric: val/loss
-mode: {mode}
-trials: 20
-stop: {stop}
-"""
 OPEN = TrialRecord(
     number=0, state="running", params={"train.optimizer.lr": 0.01}, reports={1: 0.5}, value=0.5
 )
@@ -41,7 +34,7 @@ START = datetime(2026, 11, 21)
 
 
 def _spec(stop: str, mode: str = "min") -> SweepSpec:
-    return parse_spec(SPEC.format(stop=stop, mode=mode), "s.yaml")
+    return make_spec(f"stop: {stop}\n", mode=mode, trials=20)
 
 
 def _trials(*told: tuple[str, float | None], reason: str | None = None) -> list[TrialSummary]:
@@ -178,10 +171,8 @@ def test_each_criterion_names_how_to_continue() -> None:
 
 @pytest.mark.parametrize(("points", "go_on"), [(2, ()), (3, ("stop.hours=2", "trials=3"))])
 def test_stop_at_the_end_of_a_grid_names_its_size(points: int, go_on: tuple[str, ...]) -> None:
-    text = SPEC.format(stop="{hours: 1}", mode="min").replace("trials: 20", "trials: 2")
-    rates = [0.1, 0.2, 0.3][:points]
-    text += f"space: {{train.optimizer.lr: {{choice: {rates}}}}}\nsearch: {{sampler: grid}}\n"
-    spec = parse_spec(text, "s.yaml")
+    space = f"{{train.optimizer.lr: {{choice: {[0.1, 0.2, 0.3][:points]}}}}}"
+    spec = make_spec(trials=2, stop="{hours: 1}", space=space, search="{sampler: grid}")
     cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
     found = active_stop_criterion(spec, cut, 3600.0)
     assert found is not None

@@ -13,26 +13,18 @@ from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep, describe_trial
 from sweeps.recording.tags import BY_THE_USER, end_tags
-from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.spec import SweepSpec
+from tests.specs import make_spec
 
 REASON = "asha at epoch 3: val/loss 0.2139, needed <= 0.1144, rank 11 of 12"
 PATHS = SweepPaths(Path("runs").absolute(), "small")
-SPEC = """
-name: small
-task: digits
-metric: val/loss
-mode: min
-trials: 3
-budget: {epochs: 10}
-space:
-  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
-  train.clip.max_norm: {loguniform: [0.1, 10]}
-"""
 
 
 @pytest.fixture
 def spec() -> SweepSpec:
-    return parse_spec(SPEC, "s.yaml")
+    lr, norm = "{loguniform: [1.0e-4, 1.0e-1]}", "{loguniform: [0.1, 10]}"
+    space = f"{{train.optimizer.lr: {lr}, train.clip.max_norm: {norm}}}"
+    return make_spec(budget="{epochs: 10}", space=space)
 
 
 def _trial(state: str = "pruned", **more: Any) -> TrialRecord:

@@ -14,20 +14,9 @@ import pytest
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.run import stop_requests
-from sweeps.search.suggest import Suggester
-from sweeps.spec.revisions import write_spec
-from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
 from sweeps.view.sweep_view import UnknownTrial
-
-SPEC = """
-name: small
-task: digits
-metric: val/loss
-mode: min
-trials: 3
-space: {train.optimizer.lr: {loguniform: [1.0e-3, 1.0e-1]}}
-"""
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 
 class Driver:
@@ -54,17 +43,10 @@ class Driver:
 @pytest.fixture
 def paths(tmp_path: Path) -> SweepPaths:
     """A sweep of three trials, of which one has ended and one has not."""
-    found = SweepPaths(tmp_path, "small")
-    found.directory.mkdir()
-    ledger = Ledger.create(found.ledger, mode="min", sweep_id="s")
-    spec = parse_spec(SPEC, "small.yaml")
-    for number in range(2):
-        ledger.add(Suggester(spec, ledger).propose(number))
-    ledger.report(0, epoch=1, step=5, value=0.5)
-    ledger.finish(0, "complete")
-    ledger.report(1, epoch=1, step=5, value=0.25)
-    write_spec(found.spec, spec)
-    return found
+    made = MadeSweep(tmp_path)
+    made.add("complete", 0.5)
+    made.add(None, 0.25)
+    return made.paths
 
 
 @pytest.fixture
