@@ -100,12 +100,6 @@ SWEEP_RUNS_QUERY = """
     LEFT JOIN tags trial ON trial.run_uuid = t.run_uuid AND trial.{key} = :trial
     WHERE t.{key} = :sweep AND t.value = :id ORDER BY r.start_time, r.run_uuid"""
 """The runs of a sweep, by the tag `:sweep` with the value `:id`; deleted ones included."""
-RUNS_PER_SWEEP_QUERY = """
-    SELECT t.value, COUNT(*) FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
-    JOIN experiments e ON e.experiment_id = r.experiment_id
-    WHERE t.{key} = :sweep AND e.name = :name AND r.lifecycle_stage = 'active'
-    GROUP BY t.value ORDER BY MIN(r.start_time)"""
-"""How many runs an experiment has of each sweep."""
 PARAMS_QUERY = "SELECT run_uuid, {key} FROM params WHERE run_uuid IN :ids"
 """The names of the parameters of some runs."""
 TAGS_QUERY = "SELECT run_uuid, {key}, value FROM tags WHERE run_uuid IN :ids"

@@ -17,7 +17,6 @@ import math
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ from tracking.mlflow_compat import (
     CURVES_QUERY,
     LAST_VALUES_QUERY,
     PARAMS_QUERY,
-    RUNS_PER_SWEEP_QUERY,
     RUNS_TABLE,
     STEPS_QUERY,
     SWEEP_RUNS_QUERY,
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _CHILD_SECONDS = 20.0
-_PAGE = 1000
 _THREADS = 8
 """Metric histories that are requested from a server in parallel."""
 
@@ -91,13 +88,6 @@ def read_runs(
     return [StoredRun(*run) for run in answer]
 
 
-def other_sweeps(uri: str, experiment: str) -> dict[str, int]:
-    """Return an experiment's number of runs by sweep id, without deleted runs."""
-    if is_database(uri):
-        return _Database(uri).sweeps(experiment)
-    return _Client(uri, experiment, None).sweeps(experiment)
-
-
 def artifact_addresses(uri: str, experiment: str) -> set[str]:
     """Return the addresses of the artifacts of an experiment and of its runs, in a database."""
     return _Database(uri).artifact_addresses(experiment)
@@ -122,12 +112,6 @@ class _Database:
                     deleted = "deleted" in (stage, within)
                     found.append(StoredRun(run_id, trial, status, deleted, artifacts or ""))
         return found
-
-    def sweeps(self, experiment: str) -> dict[str, int]:
-        with self._connect() as db:
-            names = {"sweep": TAG_SWEEP, "name": experiment}
-            rows = _rows(db, RUNS_PER_SWEEP_QUERY, names) if db else ()
-            return {str(sweep): int(count) for sweep, count in rows}
 
     def artifact_addresses(self, experiment: str) -> set[str]:
         with self._connect() as db:
@@ -241,15 +225,6 @@ class _Client:
                     where = info.artifact_uri or ""
                     found.append(StoredRun(info.run_id, trial, info.status, deleted, where))
         return found
-
-    def sweeps(self, experiment: str) -> dict[str, int]:
-        with self._translated():
-            named = self._client.get_experiment_by_name(experiment)
-            if named is None:
-                return {}
-            # Only the newest thousand, so that a sweep starts quickly.
-            page = self._client.search_runs([named.experiment_id], max_results=_PAGE)
-        return dict(Counter(r.data.tags[TAG_SWEEP] for r in page if TAG_SWEEP in r.data.tags))
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
         asked = [(one, key) for one in run_ids for key in self._data[one][2]]

@@ -188,15 +188,6 @@ class Tracker(ABC):
                 "command when the tracking server answers"
             ) from error
 
-    def other_sweeps(self, experiment: str) -> dict[str, int]:
-        """Return how many runs an experiment has of each sweep, by sweep id.
-
-        Raises:
-            StoreUnreadable: The store does not answer.
-        """
-        del experiment
-        return {}
-
 
 class StoreUnreadable(ValueError):
     """A tracking store cannot be read now."""

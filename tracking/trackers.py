@@ -62,10 +62,6 @@ class MlflowTracker(Tracker):
         """Read the runs of a sweep; a child process imports MLflow where it is needed."""
         return store_reader.read_runs(self.uri, experiment, experiment_id, sweep_id, environment)
 
-    def other_sweeps(self, experiment: str) -> dict[str, int]:
-        """Count the runs of an experiment, deleted ones left out."""
-        return store_reader.other_sweeps(self.uri, experiment)
-
     def correct_addresses(self, *, dry_run: bool = False) -> list[Path]:
         """Correct them in the file of a store; a database elsewhere may serve other roots, too."""
         former, store = self._former_addresses(), sqlite_file(self.uri)

@@ -24,7 +24,7 @@ from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
 from sweeps.run.prepared import PreparedSweep, RunDisplay, RunOptions
-from sweeps.run.store_comparison import has_lost_runs, warn_of_other_sweeps
+from sweeps.run.store_comparison import has_lost_runs
 from sweeps.run.task_code import enter_code_directory
 from sweeps.search.dry_run import dry_run
 from sweeps.spec.automatic import refuse_another_choice
@@ -191,8 +191,6 @@ def _prepare(
     # While the child imports torch: so errors appear early, and so Ray is imported meanwhile.
     if not options.offline:
         _probe_tracking(paths, spec, new=new)
-        if new:
-            warn_of_other_sweeps(paths, spec, display.warn)
     with without_collection():
         import sweeps.run.driver  # noqa: F401  # `attempt` runs it
 

@@ -7,7 +7,6 @@ store (`tracking.tracker`), and sending what it lacks (`run.sync`).
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -351,19 +350,6 @@ def has_lost_runs(view: SweepView, warn: Callable[[str], None]) -> bool:
         warn(str(error))
         return False
     return bool(found)
-
-
-def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, warn: Callable[[str], None]) -> None:
-    """Warn that the experiment of a new sweep has runs of other sweeps."""
-    tracker = find_tracker(paths, spec)
-    with contextlib.suppress(StoreUnreadable):  # the sweep can run without this warning
-        if others := tracker.other_sweeps(spec.name):
-            ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
-            warn(
-                f"the tracking store has runs of earlier sweeps named '{spec.name}'; the tag "
-                f"gradsweep.sweep_id tells sweeps apart: {ids}; {paths.command('ui')} shows only "
-                "the runs of this sweep"
-            )
 
 
 def _compare(

@@ -119,12 +119,12 @@ def test_no_command_connects_to_planted_tracking_server(
 def test_no_process_opens_a_planted_tracking_store(planted: MaliciousStore, scheme: str) -> None:
     """Whatever came before: an address in a child's input is checked where it is opened."""
     from tracking.mlflow_server import connect
-    from tracking.store_reader import other_sweeps
+    from tracking.store_reader import open_reader
     from tracking.trusted_stores import StoreUntrusted
 
     uri = f"{scheme}://{FOREIGN}:{planted.port}/x"
     with pytest.raises(StoreUntrusted):
-        other_sweeps(uri, "digits")
+        open_reader(uri, "digits", None).runs("5f3a")
     with pytest.raises(StoreUntrusted):
         connect(uri).search_experiments()
     assert planted.heard == []

@@ -52,6 +52,5 @@ def test_defaults_of_a_tracker() -> None:
     tracker.probe(known=True)
     assert tracker.identity() == "echo:a"
     assert not tracker.has_lost(["1"])
-    assert tracker.other_sweeps("digits") == {}
     with pytest.raises(StoreUnreadable, match="runs of Echo cannot be read back"):
         tracker.read_runs("digits", None, "5f3a", {})
