@@ -130,21 +130,6 @@ def test_hanging_webhook_blocks_nothing(outbox: Path) -> None:
             answers.set()
 
 
-def test_many_failures_end_the_attempts(outbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifications, "_MAX_FAILURES", 3)
-    with webhook_server() as webhook:
-        webhook.answer = lambda _: 500
-        delivery = NotificationDelivery(_queue(outbox, "a"), webhook.url)
-        _until(lambda: len(webhook.received) == 3)
-        time.sleep(0.3)
-        assert len(webhook.received) == 3
-        webhook.answer = lambda _: 204
-        delivery.add("b", {"id": "b"})  # news start another attempt
-        _until(lambda: len(webhook.taken) == 2)
-        delivery.close(scaled(20))
-    assert _ids(webhook) == ["a", "b"]
-
-
 def test_planted_notification_is_an_error(outbox: Path) -> None:
     queue = _queue(outbox)
     with sqlite3.connect(outbox / "outbox.db") as db:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tracking.address import store_identity
-from tracking.metric_points import HighWaterMarks, PointRow
+from tracking.metric_points import PointRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import read_outbox
 from tracking.trial_log import Target
@@ -45,24 +45,6 @@ def deliver(outbox: Outbox, trial: int = 0) -> list[tuple[str, int]]:
         found += [(point.key, point.step) for point in batch.points]
         outbox.delivered(batch)
     return found
-
-
-def test_records_of_a_trial_keep_their_order(tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path)
-    outbox.append(3, "start", {"params": {}})
-    outbox.append_rows(3, [row(1, a=1.0)])
-    outbox.append_rows(4, [row(1, a=1.0)])
-    outbox.append_rows(3, [row(2, a=2.0, b=3.0)])
-    outbox.append(3, "finish", {"status": "FINISHED"})
-    outbox.append(SWEEP, "tags", {"x": "y"})
-    assert outbox.trials() == [SWEEP, 3, 4]
-    seen = []
-    while batch := outbox.next_batch(3):
-        seen.append([record.kind for record in batch.records])
-        outbox.delivered(batch)
-    assert seen == [["start", "metrics", "metrics", "finish"]]
-    assert outbox.pending == read_outbox(tmp_path).pending == 2
-    outbox.close()
 
 
 def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
@@ -219,46 +201,6 @@ def test_high_water_marks_are_durable_before_sending(
     outbox.close()
 
 
-def test_prepared_records_are_uncertain_after_a_restart(
-    tmp_path: Path,
-) -> None:
-    outbox = Outbox(tmp_path)
-    for trial in range(3):
-        outbox.append_rows(trial, [row(1, a=1.0), row(2, a=1.0)])
-    outbox.prepare([0, 1, 2])
-    outbox.prepare([0, 1, 2])
-    certain = outbox.next_batch(0)
-    assert certain is not None
-    assert not certain.uncertain
-    outbox.reset_run(1)
-    corrected = outbox.next_batch(1)
-    assert corrected is not None
-    assert corrected.uncertain
-    outbox.close()
-    outbox = Outbox(tmp_path)
-    for trial in range(3):
-        batch = outbox.next_batch(trial)
-        assert batch is not None
-        assert batch.uncertain
-    outbox.close()
-
-
-def test_set_run_id_raises_marks_and_makes_queue_uncertain(tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path)
-    outbox.append_rows(0, [row(1, a=1.0)])
-    outbox.set_run_id(0, "r", HighWaterMarks({"a": 5}))
-    outbox.append_rows(0, [row(5, a=1.0), row(6, a=1.0)])
-    batch = outbox.next_batch(0)
-    assert batch is not None
-    assert batch.uncertain
-    assert [point.step for point in batch.points] == [6]
-    assert outbox.run_id(0) == "r"
-    outbox.reset_run(0)
-    assert outbox.run_id(0) is None
-    assert steps(outbox, 0) == [1, 5, 6]
-    outbox.close()
-
-
 def test_full_disk_names_path_and_free_bytes(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
@@ -337,22 +279,6 @@ def test_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(OutboxError, match="version 99; this release reads 5; use the release"):
         Outbox(tmp_path)
-
-
-def test_artifacts_are_staged_and_removed_after_delivery(tmp_path: Path) -> None:
-    source = tmp_path / "loss.png"
-    source.write_bytes(b"first")
-    outbox = Outbox(tmp_path / "outbox")
-    outbox.append_artifact(0, source, "figures/best.png")
-    source.write_bytes(b"second")
-    batch = outbox.claim_artifact(SWEEP)
-    assert batch is not None
-    staged = outbox.directory / batch.records[0].payload["staged"]
-    assert (staged.name, staged.read_bytes()) == ("best.png", b"first")
-    assert batch.records[0].payload["folder"] == "figures"
-    outbox.delivered(batch)
-    assert not list((tmp_path / "outbox" / "artifacts").iterdir())
-    outbox.close()
 
 
 def test_staged_files_without_a_record_are_removed(tmp_path: Path) -> None:
@@ -440,18 +366,6 @@ def test_artifacts_delay_nothing_and_trials_alternate(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_missing_artifact_and_invalid_names_queue_nothing(tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path / "outbox")
-    with pytest.raises(FileNotFoundError):
-        outbox.append_artifact(0, tmp_path / "absent", "a.txt")
-    for name in ("", "/etc/passwd", "../up", "a/../../up"):
-        with pytest.raises(ValueError, match="artifact name"):
-            outbox.append_artifact(0, tmp_path, name)
-    assert outbox.pending == 0
-    assert not [p for p in (tmp_path / "outbox").rglob("artifacts/*") if p.is_dir()]
-    outbox.close()
-
-
 def test_files_follow_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
@@ -462,22 +376,6 @@ def test_files_follow_the_umask(tmp_path: Path) -> None:
     modes = {path.stat().st_mode & 0o077 for path in outbox.directory.iterdir()}
     assert modes == {0}
     outbox.close()
-
-
-def test_recorder_sees_what_the_delivery_finds(tmp_path: Path) -> None:
-    queue, other = Outbox(tmp_path), Outbox(tmp_path, delivers=True)
-    queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)])
-    other.set_run_id(0, "r", HighWaterMarks({"a": 1, "b": 5}))
-    assert queue.run_id(0) == "r"
-    queue.append_rows(0, [row(6, b=1.0)])
-    other.set_run_id(0, "r", HighWaterMarks({"a": 4}))
-    assert queue.last_step(0) == 6, "what was queued since is not forgotten"
-    other.reset_run(0)
-    assert queue.run_id(0) is None
-    assert queue.pending == other.pending == 2
-    other.close()
-    assert other.pending == 2
-    queue.close()
 
 
 def test_delivery_drops_what_it_read_before_a_trial_was_reset(tmp_path: Path) -> None:

@@ -174,33 +174,6 @@ def test_late_create_leaves_one_run(
     recorder.close(10)
 
 
-def test_server_is_searched_only_after_an_unanswered_create(
-    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searches = 0
-    real = server.find_runs
-
-    def find_runs(experiment_id: str) -> Any:
-        nonlocal searches
-        searches += 1
-        return real(experiment_id)
-
-    server.find_runs = find_runs
-    monkeypatch.setattr(delivery_loop, "_LATE_SECONDS", 0.0, raising=False)
-    recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    recorder.start(0, {"lr": 1}, {})
-    assert recorder.close(10) == 0
-    assert searches == 1
-    LateCreate(server)
-    recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    recorder.start(1, {"lr": 1}, {})
-    assert recorder.flush(10) == 0
-    time.sleep(0.1)
-    assert searches == 4, "before, after the error, and once more"
-    assert recorder.close(10) == 0
-    assert searches == 4
-
-
 def test_sync_delivers_the_rest_and_a_second_adds_nothing(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,11 +210,6 @@ def test_run_names_the_command_of_its_trial(
         [(_, _, tags)] = server.runs(trial)
         assert tags["gradsweep.command"] == command
         assert "gradsweep.host" not in tags
-
-
-def test_sync_without_records_creates_nothing(tmp_path: Path) -> None:
-    assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
-    assert not (tmp_path / "outbox").exists()
 
 
 def test_sync_waits_for_another_delivery_process(tmp_path: Path, server: Any) -> None:
@@ -290,23 +258,3 @@ def test_sweep_id_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
         Recorder(
             "unused", None, TrackedSweep(experiment="x", sweep_id="a' or 'b", outbox=tmp_path)
         )
-
-
-def test_unresponsive_server_is_polled_faster_while_waited_for(
-    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery_loop, "_MAX_DELAY_SECONDS", 3600.0)
-    is_down = True
-
-    def flaky(_place: str) -> None:
-        if is_down:
-            raise ConnectionResetError
-
-    server.fault = flaky
-    recorder = recorder_on(tmp_path / "outbox", lambda: server)
-    assert recorder.flush(0.3) == 1
-    assert 0.1 < recorder.seconds_unresponsive < 60
-    is_down = False
-    assert recorder.flush(60) == 0
-    assert recorder.close(60) == 0
-    assert recorder.seconds_unresponsive == 0.0

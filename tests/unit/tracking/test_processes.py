@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -84,25 +83,6 @@ def test_reader_that_locks_the_outbox_is_named(
         f"{holder} has locked the outbox {tmp_path / 'outbox.db'} for 0.2 s; transactions take "
         f"milliseconds; its records are unchanged; {remedy}, then resume"
     )
-
-
-def test_lock_of_an_open_file_names_no_process(tmp_path: Path) -> None:
-    """The kernel does not know which of the processes that share the file holds it."""
-    path = tmp_path / "ledger.db"
-    path.touch()
-    with reader(path, os.geteuid(), "OFD"):
-        error = LedgerFile(path).refusal(sqlite3.OperationalError("database is locked"))
-    assert re.match(r"a process that the kernel does not name has locked .*: fuser ", str(error))
-
-
-def test_ones_own_locks_are_not_named(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("CREATE TABLE studies (a)")
-    db.execute("BEGIN EXCLUSIVE")
-    error = LedgerFile(path).refusal(sqlite3.OperationalError("database is locked"))
-    db.close()
-    assert str(error).startswith("another process has locked the ledger")
 
 
 def test_each_living_thread_is_no_longer_idle(monkeypatch: pytest.MonkeyPatch) -> None:

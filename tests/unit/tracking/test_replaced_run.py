@@ -65,42 +65,12 @@ def test_new_run_has_no_earlier_points(house: House) -> None:
     assert (tags[TAG_TRIAL], tags[TAG_REPLACED], tags["reason"]) == ("", "1", "nan")
 
 
-def test_run_that_no_server_has_yet_is_never_made(house: House) -> None:
-    _fail(house, 0)
-    house.outbox.replace_run(0)
-    house.outbox.replace_run(0)
-    _record_again(house, 0)
-    house.deliver()
-    _assert_recorded_once(house, 0)
-    assert not _removed(house)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_failing_server_gets_one_new_run(house: House, seed: int) -> None:
     _fail(house, 0)
     house.deliver()
     house.server.fault = fail_sometimes(seed, "", ConnectionResetError)
     house.outbox.replace_run(0)
-    _record_again(house, 0)
-    house.deliver()
-    _assert_recorded_once(house, 0)
-    assert len(_removed(house)) == 1
-
-
-def test_removal_after_the_tags_is_completed(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run is found by its id, as its tags name no trial any more."""
-    _fail(house, 0)
-    house.deliver()
-    house.outbox.replace_run(0)
-
-    def lost(_: str) -> None:
-        raise ConnectionResetError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(house.server, "delete_run", lost)
-        assert not house.attempt()
     _record_again(house, 0)
     house.deliver()
     _assert_recorded_once(house, 0)

@@ -24,7 +24,6 @@ from sweeps.engine.cluster import (
     _shared_directory,
     _unseen,
     fault_of,
-    machine_of,
     package_code,
     refusal,
 )
@@ -34,9 +33,7 @@ from sweeps.engine.cluster_address import (
     locate,
 )
 from sweeps.engine.ray_compat.ray_internals import visit_uploaded
-from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.paths import SweepPaths
-from sweeps.spec.sections import ResourcesConfig
 
 NODE: dict[str, Any] = {
     "NodeManagerHostname": "gpu-3",
@@ -196,19 +193,6 @@ def test_node_faults_are_named(answer: dict[str, Any] | str, said: str | None) -
         assert fault is None
     else:
         assert re.match(said, str(fault)), fault
-
-
-def test_impossible_request_names_the_largest_node() -> None:
-    small = machine_of(NODE | {"Resources": {"CPU": 2.0}, "NodeName": "tiny"}, FINE)
-    large = machine_of(NODE | {"Resources": NODE["Resources"] | {"GPU": 2.0}}, FINE | {
-        "gpus": [("A100", 2**36)]
-    })  # fmt: skip
-    assert small.name == "tiny at 10.0.0.3"
-    assert large.gpus == (Gpu("A100", 2**36), Gpu("unknown", LEAST_GPU_MEMORY))
-    found = plan(ResourcesConfig(cpu=2, gpu=0), 24, None, (small, large))
-    assert (found.cpu, found.concurrency) == (2, 5)
-    with pytest.raises(ResourceError, match=r"the largest is gpu-3 at 10.0.0.3 \(8 CPUs, 2 GPUs"):
-        plan(ResourcesConfig(cpu=9), 24, None, (small, large))
 
 
 class AuthenticationError(Exception):

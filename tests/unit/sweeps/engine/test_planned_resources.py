@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.engine.cluster_address import ClusterRefused
 from sweeps.engine.planned_resources import planned_resources
 from sweeps.engine.resources import Gpu, GroupTooLarge, Machine, ResourceError
 from sweeps.spec.spec import SweepSpec
@@ -75,8 +74,3 @@ def test_machine_that_holds_the_trials_is_planned_for() -> None:
 def test_group_that_no_cluster_holds_is_refused() -> None:
     with pytest.raises(GroupTooLarge, match="can hold; a trial starts when all"):
         planned_resources(_spec("workers: 1000000000"), _machine(2), environ=NAMED)
-
-
-def test_wrong_address_is_refused() -> None:
-    with pytest.raises(ClusterRefused, match="RAY_ADDRESS nowhere: is no address"):
-        planned_resources(_spec("cpu: 1"), _machine(2), environ={"RAY_ADDRESS": "nowhere"})

@@ -210,20 +210,6 @@ def _fitting(share: float) -> int:
     return 10_000 // round(share * 10_000)
 
 
-def test_plan_as_text() -> None:
-    assert ResourcePlan(1, 0.25, 4).describe() == "4 trials at a time, each with 1 CPU, 0.25 GPU"
-    assert ResourcePlan(2, 0, 1).describe() == "1 trial at a time, each with 2 CPUs"
-    measured = plan(_ask(), 4, None, _machine(8, gpus=1), _step(8.5))
-    assert measured.describe() == (
-        "4 trials at a time, each with 1 CPU, 0.25 GPU: one step took 9 GiB of 80 GiB"
-    )
-    failed = StepMemory(failed="ran out of memory")
-    assert plan(_ask(), 4, None, _machine(8, gpus=1), failed).describe() == (
-        "1 trial at a time, each with 1 CPU, 1 GPU: one step of the largest known trial "
-        "ran out of memory"
-    )
-
-
 FOUND = [("GPU-aa1", Gpu("a", 1)), ("GPU-ab2", Gpu("b", 1)), ("GPU-c3", Gpu("c", 1))]
 
 

@@ -62,20 +62,6 @@ def test_hours_are_those_of_the_expected_epochs() -> None:
     assert found["expected_steps"] == round(plan.expected_epochs * 100)
 
 
-def test_trials_on_gpus_are_counted_in_gpu_hours() -> None:
-    spec = _spec(SPACE)
-    plan = make_plan(spec, ResourcePlan(4, 0.25, 4), TaskFacts(**FACTS), memory=None)
-    assert plan.device == ("GPU", 0.25)
-    assert plan.as_dict()["device_seconds"] == pytest.approx(240 * 60 / 4, rel=0.01)
-    assert "1 GPU-hours" in " ".join(text for _, text in plan.rows())
-
-
-def test_time_to_build_the_task_counts_for_each_trial() -> None:
-    slow, fast = _plan(build_seconds=100.0), _plan()
-    assert slow.trial_seconds == pytest.approx((fast.trial_seconds or 0) + 24 * 100)
-    assert slow.seconds == pytest.approx((fast.seconds or 0) + 6 * 100, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("more", "kept"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 from sweeps.account import complete_account
 from sweeps.engine import system_limits
-from sweeps.engine.system_limits import LimitTooSmall, check_limits, shortages
+from sweeps.engine.system_limits import LimitTooSmall, check_limits
 
 
 def _limited(limits: str) -> str:
@@ -38,30 +38,6 @@ def _limited(limits: str) -> str:
 )
 def test_a_limit_that_is_too_small_is_named(limits: str, told: str) -> None:
     assert told in _limited(limits)
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"f_favail": 0}, "has no free inodes"),
-        ({"f_bavail": 0}, "has 0 MiB free"),
-    ],
-)
-def test_temporary_space_is_named(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, int], told: str
-) -> None:
-    class Found:
-        f_files = f_favail = f_bavail = 10**6
-        f_frsize = 4096
-
-    def statvfs(_: Any) -> Any:
-        found = Found()
-        vars(found).update(changed)
-        return found
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-    assert told in shortages()[0]
-    assert shortages()[0].startswith("/tmp ")
 
 
 FREE = resource.RLIM_INFINITY

@@ -11,14 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.engine import task_check
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.task_check import TaskInspector, TaskRefused, largest_config, longest_warmup
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 from tests.time_limits import scaled
-from trainable.check.findings import CheckRequest
 
 SPEC = """
 name: packed
@@ -55,14 +53,6 @@ def test_largest_trial_has_the_most_expensive_value(line: str, key: str, value: 
     for part in key.split("."):
         found = getattr(found, part)
     assert found == value
-
-
-def test_largest_trial_has_no_inactive_parameter() -> None:
-    spec = _spec(
-        "task.kind: {choice: [small, large]}",
-        "task.heads: {int: [2, 8], when: {task.kind: large}}",
-    )
-    assert largest_config(spec).task.arguments == {"samples": 20, "kind": "small"}
 
 
 def test_inconsistent_largest_values_fall_back_to_the_example() -> None:
@@ -161,23 +151,6 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
-
-
-@pytest.mark.parametrize(
-    ("more", "gpu"),
-    [("", 1), ("", 0), ("resources: {gpu: 0.25}", 0.25)],
-    ids=["not shared", "no GPU", "a share of the user's"],
-)
-def test_memory_is_measured_only_if_it_decides(
-    monkeypatch: pytest.MonkeyPatch, more: str, gpu: float
-) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(
-        task_check, "ChildProcess", lambda *_, requests, **__: given.extend(requests)
-    )
-    TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
-    (request,) = map(CheckRequest.model_validate_json, given)
-    assert request.largest is None
 
 
 COUNTING = """

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from sweeps.cli.app import app
 from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile.collect_state import read_sweep_state
@@ -27,7 +25,7 @@ from sweeps.reconcile.finishing import (
 from sweeps.reconcile.reconcile import MissingReport, MissingRun, reconcile
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.run.session import open_ledger
-from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.revisions import read_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.stopping.rule import Standing
 from tests.curves import append_rows
@@ -246,28 +244,6 @@ def test_stopping_rule_never_judges_it(sweep: MadeSweep) -> None:
     read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False, judge=judge)
     assert [set(standing.reports) for standing in seen] == [{0, 1, 2, 3}]
     assert [standing.unfinished for standing in seen] == [{3}]
-
-
-def test_status_counts_it_beside_the_search(sweep: MadeSweep) -> None:
-    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=6"]))
-    _open(sweep, 0)
-    view = sweep.view
-    assert view.num_trials == 7
-    assert view.status()["trials"]["waiting"] == 4
-    assert view.state == "interrupted"
-    assert view.rows()[4]["finishes"] == 0
-    assert view.trial_state(view.records[4]) == "waiting"
-
-
-def test_best_offers_to_finish_a_pruned_winner(sweep: MadeSweep) -> None:
-    root = ["--root", str(sweep.paths.root)]
-    shown = CliRunner().invoke(app, ["best", "small", *root]).stdout
-    assert "asha at epoch 2" in shown
-    assert "resume small 0 --finish" in shown
-    other = CliRunner().invoke(app, ["best", "small", "1", *root]).stdout
-    assert "--finish" not in other
-    _open(sweep, 0)
-    assert "--finish" not in CliRunner().invoke(app, ["best", "small", *root]).stdout
 
 
 def test_stop_criteria_do_not_see_it(tmp_path: Path) -> None:

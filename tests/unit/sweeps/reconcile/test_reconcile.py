@@ -16,7 +16,7 @@ from optuna.samplers import RandomSampler
 
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import EXEMPT, PbtPerturbation
-from sweeps.ledger.ledger import Ledger, LedgerReport
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.collect_state import read_sweep_state
@@ -364,19 +364,6 @@ def test_trial_out_of_patience_is_complete(sweep: Sweep) -> None:
         reason,
     )
     assert run.tags["stopped_by"] == "patience"
-
-
-def test_patience_needs_the_checkpoint_of_the_last_report(sweep: Sweep) -> None:
-    sweep.spec = with_overrides(sweep.spec, PATIENT)
-    number = sweep.ask()
-    sweep.train(number, [0.3, 0.4, 0.5])
-    sweep.ledger.report_all(
-        number, [LedgerReport(n, 2 * n, v, [], None) for n, v in ((1, 0.3), (2, 0.4), (3, 0.5))]
-    )
-    shutil.rmtree(sweep.paths.trial(number) / "checkpoints/step-00000006")
-    sweep.commit(number, 2)
-    sweep.apply()
-    assert sweep.ledger.trial(number).state == "running"
 
 
 def test_last_epoch_without_sound_checkpoint_is_retrained(sweep: Sweep) -> None:

@@ -384,13 +384,6 @@ def test_kill_leaves_the_failed_or_the_reopened_trial(
     assert {step for _, step in points} == (set() if fresh else {10})
 
 
-def test_retries_of_a_sweep_are_offered_for_fixable_failures(sweep: MadeSweep) -> None:
-    trials = sweep.ledger.trials()
-    assert num_retryable(sweep.spec, trials) == 1
-    again = [replace(one, reason="oom: no memory") for one in trials]
-    assert num_retryable(sweep.spec, again) == 0
-
-
 def test_trial_that_finishes_another_cannot_begin_anew(sweep: MadeSweep) -> None:
     """Its first steps are those of the stopped trial, which it did not train."""
     number = sweep.ledger.add_extra("finish", 2).number

@@ -5,31 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
-from sweeps.ledger.trials import TrialRecord, TrialSummary
-from sweeps.reconcile.reconcile import (
-    MissingParams,
-    MissingRun,
-    StaleWriter,
-    SweepState,
-    TrialState,
-    UnrecordedEnd,
-    reconcile,
-)
+from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.stop_criteria import StopCriterionMet, StopMonitor, active_stop_criterion
 from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.specs import make_spec
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
-OPEN = TrialRecord(
-    number=0, state="running", params={"train.optimizer.lr": 0.01}, reports={1: 0.5}, value=0.5
-)
 START = datetime(2026, 11, 21)
 
 
@@ -230,25 +217,6 @@ def test_criterion_is_checked_at_the_end_of_a_trial(tmp_path: Path) -> None:
     assert found.key == "stop.value"
 
 
-def test_without_criteria_no_trial_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver would read all of them at each one's end."""
-    sweep = MadeSweep(tmp_path)
-    settled: list[None] = []
-    stops = StopMonitor(
-        sweep.spec,
-        sweep.ledger,
-        ends=lambda: 1,
-        flush=lambda: settled.append(None),
-        fence=lambda: None,
-    )
-    sweep.add("complete", 0.5)
-    monkeypatch.delattr(Ledger, "trials")
-    assert stops.look() is None
-    assert settled == []
-
-
 def test_stopped_sweep_is_finished_until_its_spec_changes(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     sweep.add("complete", 0.5)
@@ -260,27 +228,3 @@ def test_stopped_sweep_is_finished_until_its_spec_changes(tmp_path: Path) -> Non
     assert (outcome.exit_code, outcome.stop) == (0, sweep.view.stop)
     sweep.add(None, 0.7)
     assert sweep.view.state == "interrupted", "somebody has still to be told"
-
-
-@pytest.mark.parametrize(
-    ("trial", "expected"),
-    [
-        (TrialState(OPEN), [MissingRun(0), UnrecordedEnd(0, "pruned", "why")]),
-        (
-            TrialState(OPEN, stale_writer=True),
-            [MissingRun(0), StaleWriter(0), UnrecordedEnd(0, "pruned", "why")],
-        ),
-        (TrialState(OPEN, trained=True), [MissingRun(0), UnrecordedEnd(0, "complete")]),
-        (
-            TrialState(OPEN, stop_reason="asha: x"),
-            [MissingRun(0), UnrecordedEnd(0, "pruned", "asha: x")],
-        ),
-        (
-            TrialState(replace(OPEN, params={}, reports={})),  # killed while they were stored
-            [MissingParams(0), MissingRun(0), UnrecordedEnd(0, "pruned", "why")],
-        ),
-    ],
-)
-def test_unfinished_trials_end_with_the_sweep(trial: TrialState, expected: list[Any]) -> None:
-    facts = SweepState((trial,), parameters=frozenset(OPEN.params), num_awaited=4, stop="why")
-    assert reconcile(facts) == expected

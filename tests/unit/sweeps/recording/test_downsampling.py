@@ -113,12 +113,10 @@ def _record(number: int, state: str = "complete", **known: object) -> TrialRecor
 @pytest.mark.parametrize(
     ("record", "tags"),
     [
-        (_record(0), {"outcome": "complete", "stopped_by": ""}),
         (
             _record(0, best_step=30, best_epoch=2),
             {"outcome": "complete", "stopped_by": "", "best_step": "30", "best_epoch": "2"},
         ),
-        (_record(0, "pruned"), {"outcome": "pruned", "stopped_by": "asha"}),  # earlier releases
         (
             _record(0, "pruned", reason="asha at epoch 1"),
             {"outcome": "pruned", "stopped_by": "asha", "reason": "asha at epoch 1"},
@@ -126,15 +124,6 @@ def _record(number: int, state: str = "complete", **known: object) -> TrialRecor
         (
             _record(0, "pruned", reason="stopped by the user"),
             {"outcome": "stopped", "stopped_by": "user", "reason": "stopped by the user"},
-        ),
-        (
-            _record(0, "failed", reason="oom: no"),
-            {
-                "outcome": "failed",
-                "stopped_by": "",
-                "reason": "oom: no",
-                "failure.kind": "oom",
-            },
         ),
         (
             _record(

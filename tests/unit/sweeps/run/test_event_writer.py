@@ -142,7 +142,6 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 
 
 _RECORDED = ["fence", "recorder.follow", "fence", "recorder.finish"]
-_END = ["fence", "commit", *_RECORDED, "view.ended"]
 
 
 def test_report_reaches_the_ledger_before_tracking_and_display(kept: Kept) -> None:
@@ -153,12 +152,6 @@ def test_report_reaches_the_ledger_before_tracking_and_display(kept: Kept) -> No
     ]  # fmt: skip
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.reports, record.signals) == ({1: 1.0}, ("the loss jumped",))
-
-
-def test_an_end_is_in_the_ledger_before_it_is_recorded(kept: Kept) -> None:
-    kept.ends()
-    assert kept.written() == _END
-    assert kept.sweep.ledger.trial(kept.number).state == "pruned"
 
 
 def test_end_that_the_ledger_rejects_is_sent_nowhere(
@@ -309,19 +302,6 @@ def test_error_is_raised_at_next_call_and_writing_stops(
     assert set(kept.diary.done) <= {"fence"}
     record = kept.sweep.ledger.trial(kept.number)
     assert (record.reports, record.finished) == ({}, False)
-
-
-def test_lock_is_checked_before_each_write(kept: Kept) -> None:
-    kept.diary.may_commit.clear()
-    kept.reports(1)
-    kept.reports(2)
-    kept.ends(ending="failed", failure={"kind": "oom", "reason": "oom", "traceback": ""})
-    kept.diary.may_commit.set()
-    done = kept.written()
-    commits = [index for index, what in enumerate(done) if what == "commit"]
-    assert len(commits) > 1
-    for before, commit in zip([0, *commits], commits, strict=False):
-        assert "fence" in done[before:commit]
 
 
 def test_training_time_is_written_with_each_event(kept: Kept) -> None:

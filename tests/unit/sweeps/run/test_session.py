@@ -156,15 +156,3 @@ def test_change_without_remaining_trials_warns(
     if remedy is not None:
         remedy = NOTHING_LEFT + remedy.format(resume="sweep resume small", root=tmp_path)
     assert told == remedy
-
-
-def test_driver_knows_under_which_budgets_a_sweep_has_trained(tmp_path: Path) -> None:
-    """A suggestion needs them: complete trials of the shorter ones are short for the longest."""
-    made = MadeSweep(tmp_path, budget="{epochs: 9}")
-    for epochs in (27, 12, 12):
-        spec = with_overrides(made.spec, [f"budget.epochs={epochs}"])
-        ledger = open_ledger(prepared(made.paths, spec, new=False, accept_changes=False), print)
-    assert ledger.earlier_budgets == {9, 27, 12}
-    made = MadeSweep(tmp_path, "whole", budget="{epochs: 9}")
-    whole = open_ledger(prepared(made.paths, made.spec, new=False, accept_changes=False), print)
-    assert whole.earlier_budgets == {9}
