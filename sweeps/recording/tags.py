@@ -173,12 +173,11 @@ def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
 
 def curve_tags(every: Sequence[int]) -> dict[str, str]:
     """Return, for the sweep's own run, how its curves are thinned; empty if they are complete."""
-    now, *before = reversed([density for density, _ in groupby(every)])
-    if now == 1 and not before:
+    densities = [density for density, _ in groupby(every)]
+    if densities == [1]:
         return {}
-    parts = [f"{_density(now)} since that was changed" if before else _density(now)]
-    parts += [f"{_density(one)} before{' that' * (i > 0)}" for i, one in enumerate(before)]
-    return {"curves": f"{', '.join(parts)}; every step is in metrics.jsonl"}
+    found = ", then ".join(map(_density, densities))
+    return {"curves": f"{found}; every step is in metrics.jsonl"}
 
 
 def _density(every: int) -> str:
