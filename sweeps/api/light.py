@@ -32,6 +32,7 @@ from sweeps.api.objective import (
     numbers_of,
     reports_of,
 )
+from sweeps.engine.provenance import provenance
 from sweeps.errors import SearchChanged, UserError
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.ledger import Ledger, LedgerReport
@@ -53,7 +54,6 @@ from sweeps.stopping.metric_values import as_value, stop_reason
 from sweeps.stopping.rule import TrialStopper, minimize_of
 from sweeps.stores import check_owner, place_of
 from sweeps.sweep_lock import SweepLock
-from tracking.provenance import provenance
 from trainable.errors import NonFiniteMetric
 from trainable.failures import failure_of
 from trainable.store.metrics_file import FILE_NAME, Row, format_row

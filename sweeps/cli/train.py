@@ -27,6 +27,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from sweeps.cli import messages
+from sweeps.engine.provenance import provenance
 from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
@@ -48,7 +49,6 @@ from sweeps.trust.reproduction import (
     stages,
 )
 from sweeps.view.sweep_view import SweepView
-from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingCaution

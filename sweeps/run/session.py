@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sweeps.engine.process_cleanup import untagged_env
+from sweeps.engine.provenance import provenance
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import check_repeats, origins, repeats_of
@@ -48,7 +49,6 @@ from sweeps.stores import (
     trial_store,
 )
 from tracking.notifications import NotificationDelivery
-from tracking.provenance import provenance
 from tracking.recorder import BeforeRecords, Recorder, reset_trials, set_target
 from tracking.tracker import StoreUnreadable
 from trainable.store.metrics_file import FILE_NAME

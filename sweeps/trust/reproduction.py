@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sweeps.engine.provenance import provenance
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.formatting import quoted
@@ -33,7 +34,6 @@ from sweeps.spec.revisions import read_revisions
 from sweeps.spec.trial_run import num_threads, with_accumulation
 from sweeps.stores import trial_files, trial_store
 from sweeps.view.sweep_view import SweepView
-from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation, check_owner
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError

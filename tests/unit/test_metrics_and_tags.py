@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
+from sweeps.engine.provenance import provenance
 from sweeps.ledger.attributes import ACCUMULATION, ORIGIN_COLUMNS
 from sweeps.spec.spec import parse_spec
-from tracking.provenance import provenance
 from trainable import open_trainer, read_rows
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ STARTING = {
 """Functions that start a process, by the last name of their module."""
 KNOWN = {
     ("sweeps/api/command.py", "command"): "a list of the same function, which is looked at here",
-    ("tracking/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
+    ("sweeps/engine/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
     ("tracking/processes.py", "command"): "of its callers, whose lists are looked at here",
     (
         "trainable/processes/forked_process.py",

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from redaction.secrets import HIDDEN, is_secret, redact
+from sweeps.engine.resources import usable_cpus, visible_gpus
 from tracking.limits import clean_text
 
 _PACKAGES = ("torch", "numpy", "ray", "optuna", "mlflow", "pydantic", "gradsweep")
@@ -50,7 +51,7 @@ def provenance(
         "gradsweep.command": _command_line(command),
         "gradsweep.host": socket.gethostname(),
         "gradsweep.platform": platform.platform(),
-        "gradsweep.num_cpus": str(_num_cpus()),
+        "gradsweep.num_cpus": str(usable_cpus()),
         "gradsweep.cpu": _cpu_model(),
         "gradsweep.environment": _environment(),
         "gradsweep.version.python": platform.python_version(),
@@ -82,13 +83,6 @@ def _command_line(command: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
-def _num_cpus() -> int:
-    """The number of CPUs that this process may use; in a container not all of the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cpu_model() -> str:
     """Return the CPU's model: its vector instructions decide how sums are rounded."""
     try:
@@ -107,23 +101,9 @@ def _environment() -> str:
 
 def _gpu_names() -> list[str]:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except (
-        Exception
-    ):  # no library, no driver, no permission: each has its own class, and none matters here
+        return [gpu.name for gpu in visible_gpus(None)]
+    except Exception:  # no library, no permission: each has its own class, and none matters here
         return []
-    try:
-        names = [
-            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
-            for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _git_tags(directory: Path) -> dict[str, str]:

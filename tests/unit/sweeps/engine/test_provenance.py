@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracking.provenance import provenance
+from sweeps.engine.provenance import provenance
 
 
 def test_command_line_is_recorded_without_secrets(tmp_path: Path) -> None:
