@@ -21,7 +21,7 @@ from sweeps.stores import trial_files, trial_store
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
-from trainable.store.metrics_file import Row, read_logged, read_rows
+from trainable.store.metrics_file import Row, read_rows
 from trainable.store.notes import tested_rows
 
 
@@ -78,10 +78,6 @@ def trial_state(
     # When the trial resumes, it sends the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
     kept = rows if record.finished else [row for row in rows if row.step <= last]
-    logged = (
-        *(row for at, row in read_logged(directory) if record.finished or at <= last),
-        *kept,
-    )
     return TrialState(
         record,
         curve,
@@ -93,7 +89,7 @@ def trial_state(
         and _is_sound(trial_store(paths, spec, number), curve[-1].epoch),
         trained_past_report=len(kept) < len(rows),
         tracked_status=tracked_status,
-        rows=logged,
+        rows=tuple(kept),
         stale_writer=stale_writer,
         untold_tests=tests,
     )

@@ -57,7 +57,7 @@ class TrialState:
     tracked_status: str | None = None
     """The last status sent to tracking; None: tracking has no run of the trial."""
     rows: tuple[Row, ...] = ()
-    """The store's rows that tracking must have: up to the last report, or to the trial's end."""
+    """The rows of its curve: up to the last report, or to the trial's end."""
     stale_writer: bool = False
     """A worker was killed before it closed the store's checkpoints."""
     untold_tests: tuple[Row, ...] = ()
