@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from redaction.secrets import redact_value
-from tracking.delivery_loop import DeliveryThread, Destination
-from tracking.delivery_process import DeliveryProcess
+from tracking.delivery_loop import DeliveryProcess, DeliveryThread, Destination
 from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_text, clip_text
 from tracking.metric_points import MetricRow
 from tracking.outbox import SWEEP, Kind, Outbox, logger

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.commandline import wait_until
 from tests.integration.sweep_runs import runs_of_sweep
 from tests.time_limits import scaled
-from tracking.delivery_process import DeliveryProcess
+from tracking.delivery_loop import DeliveryProcess
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder, process_with, sync
 from tracking.tracker import TrackedSweep
