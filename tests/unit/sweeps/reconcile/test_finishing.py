@@ -250,7 +250,7 @@ def test_stop_criteria_do_not_see_it(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more=f"{ASHA}\nstop: {{value: 0.3}}")
     made.add("pruned", 1.0, 0.5)
     _with_files(made, 0)
-    ledger = _open(made, 0)
+    ledger = made.ledger = _open(made, 0)
     assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is None
     ledger.report(1, epoch=1, step=10, value=0.1)
     ledger.finish(1, "complete")
