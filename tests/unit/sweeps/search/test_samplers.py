@@ -192,7 +192,7 @@ def test_startup_trials_have_results_before_model_suggests(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("sampler", sliced(["gp", "optuna.samplers:GPSampler"], "gp".__eq__))
+@pytest.mark.parametrize("sampler", ["gp", "optuna.samplers:GPSampler"])
 def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
     spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=3", "trials=9")
     search(tmp_path / "l.db", spec, deaths=[5])
@@ -218,12 +218,11 @@ def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
         study.add_trial(trial)
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize(
     "name",
     sliced(
         ["TPESampler", "NSGAIIISampler", "BruteForceSampler", "QMCSampler", "CmaEsSampler"],
-        ("TPESampler", "CmaEsSampler").__contains__,
+        "TPESampler".__eq__,
     ),
 )
 def test_any_optuna_sampler_can_be_named(tmp_path: Path, name: str) -> None:
