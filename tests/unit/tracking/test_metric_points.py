@@ -61,6 +61,12 @@ def test_only_steps_above_the_mark_are_new() -> None:
     assert marks.filter_new([own]) == [("num_infinite/lr", 9.0, 7, 7)]
 
 
+def test_marks_rise_and_never_fall() -> None:
+    marks = HighWaterMarks({"a": 5, "b": 1})
+    marks.merge_max(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))
+    assert marks == HighWaterMarks({"a": 5, "b": 4, "c": 2}, {"num_infinite/a": 2})
+
+
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_cleaned_keys_are_accepted_and_stay_different(one: str, other: str) -> None:
     cleaned = clean_key(one)
