@@ -41,10 +41,7 @@ class AveragingPlan(NamedTuple):
 def averaging_plan(
     config: TrainConfig, *, total_steps: int, steps_per_epoch: int
 ) -> AveragingPlan | None:
-    """Return when a run averages its weights; None without averaging.
-
-    `steps_per_epoch` is 0 where a stream does not say.
-    """
+    """Return when a run averages its weights; None without averaging."""
     if config.ema.decay is not None:
         key, start, every, decay = "train.ema.start", config.ema.start, 1, config.ema.decay
     elif config.swa.start is not None:
@@ -71,13 +68,7 @@ def averaging_plan(
 
 
 class Average:
-    """The average of a run's weights.
-
-    Args:
-        model: The model, on its device.
-        outside: Parameters that the optimizer trains outside the model.
-        plan: When it is updated.
-    """
+    """The average of a run's weights."""
 
     def __init__(self, model: nn.Module, outside: Iterable[Tensor], plan: AveragingPlan) -> None:
         self._plan = plan
@@ -97,11 +88,7 @@ class Average:
         self._add_trained()
 
     def update(self, step: int) -> None:
-        """Let the present weights go into the average, if this step is one of the plan.
-
-        Args:
-            step: Optimizer steps taken.
-        """
+        """Let the present weights go into the average, if this step is one of the plan."""
         start, every, decay = self._plan
         # An average that has begun continues, also if its start was moved since.
         if step % every or (step <= start and not self.count):
@@ -147,12 +134,7 @@ class Average:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, after the model is restored.
-
-        Raises:
-            KeyError: The model does not have one of the tensors.
-            ValueError: A tensor has another shape.
-        """
+        """Restore what `state_dict` returned, after the model is restored."""
         unknown = state["values"].keys() - self._values.keys()
         waiting = self._frozen | self._statistics
         self._add({name: waiting[name] for name in state["values"] if name in unknown})

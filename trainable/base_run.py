@@ -112,10 +112,7 @@ class BaseRun(ABC):
     @property
     @abstractmethod
     def resolved(self) -> dict[str, str]:
-        """The `device` in use, and for a `Trainer` the `precision`.
-
-        In the configuration, the precision may be `auto`.
-        """
+        """The `device` in use, and for a `Trainer` the `precision`."""
 
     def workers(self, now: int) -> dict[str, str]:
         """Return the number of ranks, and an earlier one by the step of the change; none for one.

@@ -26,14 +26,14 @@ from trainable.batch_norm import (
 )
 from trainable.built import Summary, check_built, summarise
 from trainable.calls import loop_problem
-from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore, check_owner
+from trainable.checkpoint import CheckpointStore, NoCheckpoints, NoHistory, ShardStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.group_joining import hidden_group
 from trainable.loop import RunParts, Trainer
-from trainable.loop_context import CustomLoopRank, LoopOpening
+from trainable.loop_context import CustomLoopRank, Opening
 from trainable.memory import tensor_fraction
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
@@ -52,14 +52,14 @@ from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, StepParts, translate_torch_errors
 from trainable.store.generations import RunFiles
 from trainable.store.metrics_file import History, read_rows
-from trainable.store.objects import files_at, files_of
+from trainable.store.objects import files_of
 from trainable.store.shard_files import ShardGroup
 from trainable.streams import Source, StreamPlan
 from trainable.task import Data, Task, check_calls, check_data, set_total_steps
 from trainable.train_state import TrainState
 from trainable.user_code.fingerprint import BUILT, opened_files
 from trainable.user_code.task_import import listed, no_exit
-from trainable.warm_start import with_inheritance
+from trainable.warm_start import open_store
 
 
 def open_trainer(
@@ -119,44 +119,53 @@ def open_trainer(
         total = torch.cuda.get_device_properties(target).total_memory
         torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), target)
         torch.cuda.reset_peak_memory_stats(target)  # else an earlier trial's peak would remain
+    opening = Opening(
+        directory,
+        target,
+        checkpoints=checkpoints,
+        searched=searched,
+        restore=restore,
+        until=until,
+        ranks=ranks,
+        accept_workers=accept_workers,
+    )
     function = load_loop(config.task.name) if task is None else None
-    if function is not None:
-        check_loop(config, function)
-        opening = LoopOpening(
-            directory,
-            target,
-            checkpoints=checkpoints,
-            searched=searched,
-            restore=restore,
-            until=until,
-            ranks=ranks,
-            accept_workers=accept_workers,
-        )
-        if not ranks.is_first:
-            # has what is used of it: events(), close() and what each run has
-            return CustomLoopRank(function, config, opening)  # type: ignore[return-value]
-        return CustomLoop(function, config, opening, should_stop)
+    if function is None:
+        return _open_task(config, opening, task, should_stop)
+    check_loop(config, function)
+    if not ranks.is_first:
+        # has what is used of it: events(), close() and what each run has
+        return CustomLoopRank(function, config, opening)  # type: ignore[return-value]
+    return CustomLoop(function, config, opening, should_stop)
+
+
+def _open_task(
+    config: TrialConfig, opening: Opening, task: Task | None, should_stop: Callable[[], bool]
+) -> Trainer:
+    """Open the run of a task."""
+    directory, target, ranks = opening.directory, opening.device, opening.ranks
+    restore = opening.restore
     if config.train.sharding != "none":
         ranks.leave_on_failure()
     with contextlib.ExitStack() as opened:
         with ranks.together(seconds=WITHOUT_END) as message, translate_torch_errors(target):
             compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
             parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
-            if "train.batch_size" in searched:
+            if "train.batch_size" in opening.searched:
                 check_batch_size_applies(parts.train.plan)
             step = build_step(parts, config.train, ranks)
-            files = files_of(directory, checkpoints) if ranks.is_first else None
+            files = files_of(directory, opening.checkpoints) if ranks.is_first else None
             store, saved = _open_store(
                 config, directory, parts, files, restore, is_sharded=step.is_sharded
             )
             opened.enter_context(store.closed_on_error())
-            last = until or config.budget.reports
+            last = opening.until or config.budget.reports
             state = TrainState(
                 step,
                 parts.train,
                 parts.data,
                 trained_only=config.checkpoint.parameters == "trained",
-                accept_workers=accept_workers,
+                accept_workers=opening.accept_workers,
             )
             digests = [one.digest() for one in state.objects] if ranks.size > 1 else []
             message.own = [parts.summary, last, saved is not None, digests]
@@ -166,7 +175,7 @@ def open_trainer(
         if ranks.is_first:
             made_again = [_made_again(names)] if (names := state.objects[0].made_again()) else []
             for caution in [*parts.cautions, *made_again]:
-                warnings.warn(caution, TrainingCaution, stacklevel=2)
+                warnings.warn(caution, TrainingCaution, stacklevel=3)
         start_together(step, config.seed)
         if step.is_sharded:
             store.shard_group = ShardGroup(files, ranks)
@@ -240,17 +249,8 @@ def _open_store(
     """Open the run's checkpoints; return them and the state to start from."""
     if files is None:
         return (ShardStore if is_sharded else NoCheckpoints)(directory), None
-    store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
-    )
+    store, saved = open_store(config, directory, files, restore, in_shards=is_sharded)
     with store.closed_on_error():
-        if restore is None:
-            saved = with_inheritance(
-                directory, store.resume(in_shards=is_sharded), store.set_aside
-            )
-        else:
-            check_owner(str(restore))
-            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
         if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
             resumed = restore is not None or bool(store.generations())
             check_built(directory, parts.summary, resumed=resumed)

@@ -38,12 +38,7 @@ _COUNTS = ("no argument", "one argument", "two arguments")
 def call_problem(
     function: Callable[..., Any], given: Sequence[str], other: Collection[str] = ()
 ) -> str | None:
-    """Return why a function cannot be called with arguments of these names; None if it can.
-
-    Args:
-        given: The arguments, by position.
-        other: Further names that stand for none of these.
-    """
+    """Return why a function cannot be called with arguments of these names; None if it can."""
     try:
         taken = inspect.signature(function).bind(*given).arguments
     except ValueError:

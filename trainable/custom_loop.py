@@ -33,7 +33,6 @@ from trainable.base_run import (
     one_number,
     update_best,
 )
-from trainable.checkpoint import CheckpointStore, check_owner
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, NonFiniteMetric, TaskError, WithoutEffect
 from trainable.logged import close_run, closed_on_error, means, merge_logged, run_log
@@ -41,8 +40,8 @@ from trainable.loop_context import (
     EXHAUSTED,
     FORMAT,
     Function,
-    LoopOpening,
     LoopSteps,
+    Opening,
     begin,
     open_context,
     record_reads,
@@ -53,7 +52,7 @@ from trainable.store.metrics_file import History, Row, read_rows
 from trainable.store.objects import files_of
 from trainable.train_state import check_state
 from trainable.user_code.task_import import nearest
-from trainable.warm_start import with_inheritance
+from trainable.warm_start import open_store
 from trainable.watch import heartbeat
 from trainable.watch.diagnostics import memory_in_use, memory_since_report
 
@@ -90,7 +89,7 @@ class CustomLoop(BaseRun):
         self,
         function: Function,
         config: TrialConfig,
-        opening: LoopOpening,
+        opening: Opening,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         directory, restore, ranks = opening.directory, opening.restore, opening.ranks
@@ -101,21 +100,9 @@ class CustomLoop(BaseRun):
         self._device = opening.device
         self._last = opening.until or config.budget.reports
         self._should_stop = should_stop
-        self._wall_clock = time.time
         files = files_of(directory, opening.checkpoints)
-        store = CheckpointStore(
-            directory,
-            config.checkpoint,
-            metric=config.metrics[0],
-            mode=config.modes[0],
-            files=files,
-        )
+        store, saved = open_store(config, directory, files, restore)
         with store.closed_on_error(), closed_on_error(directory):
-            if restore is None:
-                saved = with_inheritance(directory, store.resume(), store.set_aside)
-            else:
-                check_owner(str(restore))
-                saved = store.load(restore)
             self._log = run_log(directory)
             context, progress = open_context(config, opening, saved, self._log)
             self._progress = _Progress(**progress)
@@ -321,7 +308,7 @@ class CustomLoop(BaseRun):
         numbers = dict.fromkeys(("epoch", config.budget.report_word), float(progress.epoch))
         of_row = memory | metrics | numbers
         of_row |= best_metrics(config.metrics, progress, metrics, is_best=is_best)
-        row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
+        row = Row(progress.epoch, int(time.time() * 1000), of_row)
         logged = self._log.take_rows(self._yielded.union(config.metrics))
         self._log.step = progress.epoch + 1
         self._history.append_logged(progress.epoch, logged)

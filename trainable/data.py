@@ -65,20 +65,13 @@ def sample_count(samples: Samples) -> int:
 
 @dataclass(frozen=True)
 class SplitReading:
-    """How a split is read.
-
-    Attributes:
-        split: `train`, `val` or `test`; each draws random numbers of its own.
-        device: Where the batches are needed.
-        collate: Makes a batch of samples; None: as torch's `DataLoader` does.
-        share: The part of each window that this rank keeps.
-    """
+    """How a split is read."""
 
     split: Literal["train", "val", "test"]
     device: torch.device
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     collate: Callable[[list[Any]], Batch] | None = None
-    share: RankShare = WHOLE
+    share: RankShare = WHOLE  # the part of each window that this rank keeps
 
 
 def open_source(
@@ -91,10 +84,7 @@ def open_source(
 
 
 class TensorSource:
-    """Samples that are tensors in memory: indexed on the device, or on the host if too large.
-
-    Those on the device are copied again after a change of the ones on the host.
-    """
+    """Samples that are tensors in memory: indexed on the device, or on the host if too large."""
 
     def __init__(
         self,
@@ -181,7 +171,6 @@ class LoaderSource:
         self._device, loader = how.device, how.loader
         workers = loader.num_workers
         self._requests = _Requests(plan, how.share, replays=workers > 0)
-        pin = self._device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
         # The loader draws a seed for its processes at each epoch; its own generator keeps the
         # global one unchanged.
         self._generator = torch.Generator()
@@ -194,8 +183,8 @@ class LoaderSource:
             batch_sampler=self._requests,
             num_workers=workers,
             prefetch_factor=loader.prefetch_factor if workers else None,
-            pin_memory=pin and self._device.type == "cuda",
-            collate_fn=_as_window,
+            pin_memory=self._device.type == "cuda" and loader.pin_memory is not False,
+            collate_fn=MicroBatches,  # they are collated already
             generator=self._generator,
             worker_init_fn=_begin_process,
         )
@@ -246,11 +235,7 @@ class LoaderSource:
 
     def close(self) -> None:
         """End the loader processes."""
-        # torch has no public way to end them. Without this call they end only at garbage
-        # collection, or never if the trial is killed, and keep their memory until then.
-        shut_down = getattr(self._windows, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        end_processes(self._windows)
         self._windows = None
 
     def _move(self, batch: Batch) -> Batch:
@@ -310,6 +295,17 @@ def _within(dataset: Any) -> Iterator[Any]:
             yield from _within(part)
 
 
+def end_processes(windows: object) -> None:
+    """End the loader processes behind an iterator.
+
+    torch has no public way to end them. Without this call they end only at garbage collection, or
+    never if the trial is killed, and keep their memory until then.
+    """
+    shut_down = getattr(windows, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()
+
+
 def end_loader_with_parent(_: int) -> None:
     """End this loader process with the thread that started it.
 
@@ -333,11 +329,6 @@ class MicroBatches(list[Batch]):
     def pin_memory(self) -> MicroBatches:
         """Return the window with its tensors in pinned memory."""
         return MicroBatches(map(pin, self))
-
-
-def _as_window(window: list[Batch]) -> MicroBatches:
-    """Return the window, which `_SeededWindows` has already collated."""
-    return MicroBatches(window)
 
 
 class _SeededWindows(Dataset[Any]):
@@ -440,22 +431,15 @@ def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
 
 @dataclass
 class WindowPlan:
-    """The assignment of samples to windows: pure arithmetic.
-
-    Attributes:
-        samples: Samples in the data set when it was built.
-        batch_size: Samples of a window, for one optimizer step.
-        micro_batch_size: Samples of one forward pass.
-        most: Use only so many samples, the first ones; None: all.
-    """
+    """The assignment of samples to windows: pure arithmetic."""
 
     samples: int
-    batch_size: int
-    micro_batch_size: int
+    batch_size: int  # samples of a window, for one optimizer step
+    micro_batch_size: int  # samples of one forward pass
     seed: int = 0
     drop_last: bool = False
     shuffle: bool = True
-    most: int | None = None
+    most: int | None = None  # use only so many samples, the first ones
     windows: int = field(init=False)
     """Optimizer steps of the first epoch."""
     num_built: int = field(init=False)

@@ -35,10 +35,7 @@ def evaluate_test(
     device: str | None = None,
     threads: int | None = None,
 ) -> RecordedTest:
-    """Evaluate a checkpoint on the test data, as a run evaluates on the validation data.
-
-    Model, task and generators are restored from the checkpoint, as in a run that resumes.
-    """
+    """Evaluate a checkpoint on the test data, as a run evaluates on the validation data."""
     name = config.task.name
     if load_loop(name) is not None:
         raise ConfigError(

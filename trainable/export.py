@@ -117,16 +117,12 @@ def export_weights(generation: Path | str, target: Path) -> Exported:
     return contents_of(state)
 
 
-def load_trained(config: TrialConfig, generation: Path | str) -> Parts:
+def load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, Exported]:
     """Build a run's model and data on the CPU, the model with a checkpoint's weights.
 
     If the run averaged its weights, the model has the average. What the checkpoint left out is as
-    the task builds it.
+    the task builds it. Returns also what an export of the checkpoint contains.
     """
-    return _load_trained(config, generation)[0]
-
-
-def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, Exported]:
     import torch
 
     from trainable.averaging import load_average
@@ -194,7 +190,7 @@ def load_model(
     """Return a checkpoint's model, ready for prediction on the CPU, with example inputs."""
     import torch
 
-    parts, contents = _load_trained(config, generation)
+    parts, contents = load_trained(config, generation)
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     handle = parts.model.register_forward_pre_hook(
         lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True

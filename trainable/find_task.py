@@ -49,10 +49,7 @@ def import_named(name: str) -> None:
 
 
 def load_loop(name: str) -> Callable[..., Any] | None:
-    """Return the function that `package.module:function` names; None when it names a class.
-
-    Whether it is a loop is checked before a run (`build.py`).
-    """
+    """Return the function that `package.module:function` names; None when it names a class."""
     found, _ = _locate(name)
     if isinstance(found, type) or not callable(found):
         return None

@@ -53,11 +53,7 @@ def in_fork(
     deadline: float = math.inf,
     quiet: bool = True,
 ) -> Any:
-    """Return what a function returns in a fork of this process, which then is killed.
-
-    Raises:
-        ForkEnded: It has ended, as where the function raises, or did not answer in time.
-    """
+    """Return what a function returns in a fork of this process, which then is killed."""
     ours, theirs = Pipe(duplex=False)
     with ours:
         if not (pid := os.fork()):

@@ -53,12 +53,7 @@ def listen(address: str = "127.0.0.1") -> socket.socket:
 
 @dataclass(frozen=True)
 class JoinedGroup:
-    """What a rank has of the group that it has joined: torch's default group, and more.
-
-    Attributes:
-        store: The group's store, kept by the first rank.
-        direct: Whether the group's backend takes tensors of this rank's device.
-    """
+    """What a rank has of the group that it has joined: torch's default group, and more."""
 
     place: GroupPlace
     rank: int

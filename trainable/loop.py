@@ -75,13 +75,7 @@ _ASYNC_COPY_KEYS = ("optimizer", "average")
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run has been built of.
-
-    Attributes:
-        store: Saves checkpoints; it decides itself whether one is due.
-        earlier: Rows written before the run was interrupted.
-        held_out: Test samples, which training never opens.
-    """
+    """What a run has been built of."""
 
     step: Step
     state: TrainState
@@ -138,7 +132,6 @@ class Trainer(BaseRun):
         self._metrics, self._mode = config.metrics, config.modes[0]
         self._layer_norms = LayerNorms(step.model, step.parameters)
         self._layer_norms_every = config.train.layer_norms_every
-        self._wall_clock = time.time
         self._throughput = Throughput(clock)
         timed = config.train.measure_device_time
         self._device_time = DeviceTime(step.device, clock) if timed else None
@@ -370,7 +363,7 @@ class Trainer(BaseRun):
         self._decided = outcome.decided
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
-        now = int(self._wall_clock() * 1000)
+        now = int(time.time() * 1000)
         self._rows.add(PendingStep(number, now, outcome, lr, layers, logged))
 
     def _count_skipped(self, outcome: StepOutcome, number: int) -> None:
@@ -486,7 +479,7 @@ class Trainer(BaseRun):
         found |= self.report_plan.numbers(progress)
         progress.clipped, progress.reported_step = 0, progress.step
         progress.sums = {}
-        self._rows.end_report(found, int(self._wall_clock() * 1000))
+        self._rows.end_report(found, int(time.time() * 1000))
         progress.metrics = self._rows.last_metrics
         # again: a plateau schedule may just have lowered the learning rate
         self._step.schedule.set_lr(self._step.optimizer, progress.step)

@@ -124,11 +124,8 @@ class Context:
 
 
 @dataclass(frozen=True)
-class LoopOpening:
-    """How the run of a custom loop is opened; `open_trainer` has the meaning of each field.
-
-    A new run fails at its first report if the function has not read each of the keys `searched`.
-    """
+class Opening:
+    """How a run is opened; `open_trainer` has the meaning of each field."""
 
     directory: Path
     device: torch.device
@@ -141,7 +138,7 @@ class LoopOpening:
 
 
 def open_context(
-    config: TrialConfig, opening: LoopOpening, saved: dict[str, Any] | None, log: Log
+    config: TrialConfig, opening: Opening, saved: dict[str, Any] | None, log: Log
 ) -> tuple[Context, dict[str, Any]]:
     """Seed every generator, and return what a loop receives, and the progress of its checkpoint.
 
@@ -191,7 +188,7 @@ def begin(function: Function, config: TrialConfig, context: Context) -> Generato
 class CustomLoopRank(BaseRun):
     """A custom loop on a rank after the first; its directory is that on the first rank."""
 
-    def __init__(self, function: Function, config: TrialConfig, opening: LoopOpening) -> None:
+    def __init__(self, function: Function, config: TrialConfig, opening: Opening) -> None:
         directory, ranks = opening.directory, opening.ranks
         self._device = device = opening.device
         self._log = Log()  # without a directory: nothing is recorded

@@ -45,10 +45,7 @@ _KERNELS = {"fused", "foreach", "differentiable"}
 
 
 def normalize_groups(groups: object) -> list[dict[str, Any]]:
-    """Return the parameter groups, each with a list of parameters.
-
-    As in torch, a group may hold an iterator, one tensor, or pairs of a name and a tensor.
-    """
+    """Return the parameter groups, each with a list of parameters."""
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, dict) and "params" in group for group in groups
     ):
@@ -228,12 +225,8 @@ def _has_gaps(parameter: Tensor) -> bool:
 
 
 def applied_lr(optimizer: torch.optim.Optimizer) -> float:
-    """Return the learning rate that the optimizer's next step uses, before group multipliers.
-
-    It is read from the optimizer, not from the schedule, so that `train/lr` is the one in use.
-    """
-    group = max(optimizer.param_groups, key=lambda group: group["lr_multiplier"])
-    return float(group["lr"] / (group["lr_multiplier"] or 1.0))
+    """Return the learning rate that the next step uses, before multipliers, as it is written."""
+    return _rate(optimizer, "lr")
 
 
 def scheduled_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
@@ -242,8 +235,12 @@ def scheduled_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
     The rate that it multiplies is read from the optimizer: a task may have changed it, as the
     schedulers of a `LightningModule` do.
     """
+    return _rate(optimizer, "initial_lr") * factor
+
+
+def _rate(optimizer: torch.optim.Optimizer, key: str) -> float:
     group = max(optimizer.param_groups, key=_multiplier)
-    return float(group["initial_lr"] / (_multiplier(group) or 1.0) * factor)
+    return float(group[key] / (_multiplier(group) or 1.0))
 
 
 def _multiplier(group: dict[str, Any]) -> float:
@@ -317,10 +314,7 @@ OWN_LOOP = (
 
 
 def class_of(config: OptimizerConfig) -> type[torch.optim.Optimizer]:
-    """Return the class of an optimizer.
-
-    Importing torch's optimizers is cheap; building the first one of a process takes seconds.
-    """
+    """Return the class of an optimizer."""
     name = config.name
     if name in _FROM_PACKAGE:
         if importlib.util.find_spec(_PACKAGE) is None:
@@ -528,7 +522,8 @@ def optimizer_of(
         optimizer = build_optimizer(config.optimizer, groups)
     else:
         optimizer = combine(built, model, config.optimizer.lr)
-    train_mode(optimizer)
+    for one in _modal(optimizer):
+        one.train()  # which its step needs
     return optimizer
 
 
@@ -537,13 +532,13 @@ def combine(built: object, model: nn.Module, peak: float) -> torch.optim.Optimiz
     found = [built] if isinstance(built, torch.optim.Optimizer) else built
     if not isinstance(found, list | tuple) or not found:
         raise TaskError(
-            f"build_optimizer() returned {_described_value(built)}; it must return a "
+            f"build_optimizer() returned {_described(built)}; it must return a "
             "torch.optim.Optimizer or a list of them"
         )
     for one in found:
         if not isinstance(one, torch.optim.Optimizer):
             raise TaskError(
-                f"build_optimizer() returned a list with {_described_value(one)}; it must hold "
+                f"build_optimizer() returned a list with {_described(one)}; it must hold "
                 "torch.optim.Optimizer objects only"
             )
         if (why := unusable(one)) is not None:
@@ -554,10 +549,6 @@ def combine(built: object, model: nn.Module, peak: float) -> torch.optim.Optimiz
     if len(found) == 1:
         return cast("torch.optim.Optimizer", found[0])
     return cast("torch.optim.Optimizer", CombinedOptimizer(found))
-
-
-def _described_value(value: object) -> str:
-    return f"an object of type {type(value).__name__}"
 
 
 def _check_parameters(given: list[Tensor], model: nn.Module) -> None:
@@ -582,15 +573,18 @@ def _check_parameters(given: list[Tensor], model: nn.Module) -> None:
         )
 
 
-def has_modes(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer evaluates other weights than it trains, as schedule-free ones do."""
-    return any(map(_switches, members(optimizer)))
+def _modal(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the optimizers that evaluate other weights than they train, as schedule-free ones."""
+    return [
+        one
+        for one in members(optimizer)
+        if all(callable(getattr(one, name, None)) for name in ("train", "eval"))
+    ]
 
 
-def train_mode(optimizer: torch.optim.Optimizer) -> None:
-    """Put optimizers that have modes into training mode, which their step needs."""
-    for one in filter(_switches, members(optimizer)):
-        one.train()  # type: ignore[attr-defined]
+def modal_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters whose evaluated weights differ from the trained ones."""
+    return [p for one in _modal(optimizer) for group in one.param_groups for p in group["params"]]
 
 
 @contextmanager
@@ -600,36 +594,18 @@ def evaluated_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     An optimizer that has modes computes one kind of weights from the other, which rounds. So the
     trained ones are kept meanwhile: an evaluation or a save must not change a training.
     """
-    if not has_modes(optimizer):
-        yield
-        return
-    modal = [one for one in members(optimizer) if _switches(one)]
-    parameters = list(_parameters_of(modal))
-    kept = [p.detach().clone() for p in parameters]
+    kept = [(p, p.detach().clone()) for p in modal_parameters(optimizer)]
+    modal = _modal(optimizer)
     for one in modal:
-        one.eval()  # type: ignore[attr-defined]
+        one.eval()
     try:
         yield
     finally:
-        train_mode(optimizer)
+        for one in modal:
+            one.train()
         with torch.no_grad():
-            for parameter, value in zip(parameters, kept, strict=True):
+            for parameter, value in kept:
                 parameter.copy_(value)
-
-
-def modal_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the parameters whose evaluated weights differ from the trained ones."""
-    return list(_parameters_of(one for one in members(optimizer) if _switches(one)))
-
-
-def _parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
-    for one in optimizers:
-        for group in one.param_groups:
-            yield from group["params"]
-
-
-def _switches(optimizer: torch.optim.Optimizer) -> bool:
-    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")

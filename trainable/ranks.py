@@ -29,11 +29,7 @@ ALIKE_REMEDY = (
 
 
 class WindowSums(NamedTuple):
-    """What the micro-batches of a window add up to, besides their gradients.
-
-    Attributes:
-        passes: How many of them had a backward pass.
-    """
+    """What the micro-batches of a window add up to, besides their gradients."""
 
     loss: Scalar
     weight: Scalar
@@ -41,12 +37,7 @@ class WindowSums(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """What the first rank decides about the end of a step.
-
-    Attributes:
-        stops: The run saves and ends.
-        is_observed: The observer of the checkpoints looks at the state.
-    """
+    """What the first rank decides about the end of a step."""
 
     stops: bool = False
     saves: bool = False
@@ -179,10 +170,7 @@ ALONE = Ranks()
 
 
 class FirstRank(Ranks):
-    """The first rank without the others, to check and time its part of a step in one process.
-
-    The others are taken to have the same values.
-    """
+    """The first rank without the others, to check and time its part of a step in one process."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -88,20 +88,7 @@ def check_length(config: ScheduleConfig, total_steps: int) -> None:
 
 
 class Schedule:
-    """Write the learning rate of each step into the optimizer.
-
-    Args:
-        config: The schedule's name and options.
-        peak: The learning rate that the factors multiply.
-        total_steps: Optimizer steps of the whole run.
-        steps_per_epoch: Optimizer steps of one epoch; 0 where a stream does not say.
-        mode: Whether a lower (`min`) or a higher (`max`) metric is an improvement for `plateau`.
-        train: The section `train`, which a user's own function receives.
-
-    Raises:
-        ConfigError: The run is too short for it, it counts epochs of unknown length, or the
-            user's function cannot be used.
-    """
+    """Write the learning rate of each step into the optimizer."""
 
     def __init__(
         self,
@@ -196,10 +183,7 @@ class Schedule:
             group["lr"] = group["initial_lr"] * factor
 
     def observe(self, value: float, step: int) -> None:
-        """Observe the metric of an evaluation; used by `plateau` only, and after the warmup.
-
-        A value that is not finite is no improvement.
-        """
+        """Observe the metric of an evaluation; used by `plateau` only, and after the warmup."""
         if self._config.name != "plateau" or step < self._warmup:
             return
         signed = self._sign * value

@@ -68,12 +68,7 @@ class StepOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step works on.
-
-    Attributes:
-        average: The average of the weights, which the loop updates after the task's hook of a
-            step; None without one.
-    """
+    """What a step works on."""
 
     task: Task
     model: nn.Module
@@ -275,10 +270,7 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
 
 
 class LeftOut:
-    """The values of parameters that the optimizer does not have, such as frozen ones.
-
-    A save has them with the model.
-    """
+    """The values of parameters that the optimizer does not have, such as frozen ones."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters

@@ -27,6 +27,7 @@ from trainable.data import (
     TensorSource,
     WindowPlan,
     end_loader_with_parent,
+    end_processes,
     first_tensor,
     move,
     pin,
@@ -49,24 +50,15 @@ from trainable.user_code.task_code import data_code
 
 @dataclass
 class StreamPlan:
-    """What is known of a stream before its end.
+    """What is known of a stream before its end."""
 
-    Attributes:
-        samples: Samples of an epoch; 0 if the stream does not say.
-        batch_size: Samples of a window; 1 if the stream gives batches.
-        windows: About the optimizer steps of an epoch; 0 if the stream does not say.
-        last_size: Samples of the window that was given last.
-        num_read: Samples of all windows that were given.
-        num_built: 0: no samples are counted when it is built.
-    """
-
-    samples: int
-    batch_size: int
+    samples: int  # of an epoch; 0 if the stream does not say
+    batch_size: int  # samples of a window; 1 if the stream gives batches
     batched: bool
-    windows: int
-    last_size: int = 0
-    num_read: int = 0
-    num_built: int = 0
+    windows: int  # about the steps of an epoch; 0 if the stream does not say
+    last_size: int = 0  # samples of the window that was given last
+    num_read: int = 0  # samples of all windows that were given
+    num_built: int = 0  # none are counted when it is built
 
     def num_windows(self, epoch: int) -> int:
         """Return 0: only the stream's end tells."""
@@ -175,9 +167,7 @@ class StreamSource:
 
     def close(self) -> None:
         """End the loader processes."""
-        shut_down = getattr(self._loaded, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        end_processes(self._loaded)
         self._loaded = self._reader = None
 
     def _places_at_start(self, epoch: int) -> list[Place | None]:
@@ -206,13 +196,12 @@ class StreamSource:
         """Read in loader processes, which take turns from process `first` on."""
         self.close()
         options = self._options
-        pinned = self._device.type == "cuda" if options.pin_memory is None else options.pin_memory
         loader: DataLoader[Any] = DataLoader(
             _Readers(self.stream, self.format, self._epoch, places, first),
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=options.prefetch_factor,
-            pin_memory=pinned and self._device.type == "cuda",
+            pin_memory=self._device.type == "cuda" and options.pin_memory is not False,
             generator=torch.Generator().manual_seed(0),  # keeps the global one unchanged
             worker_init_fn=end_loader_with_parent,
         )
@@ -359,27 +348,16 @@ def _compare_first(summaries: list[Any], name: str) -> None:
 
 @dataclass(frozen=True)
 class StreamFormat:
-    """How the items of a stream become windows.
-
-    Attributes:
-        split: `train`, `val` or `test`; each draws random numbers of its own.
-        items: Items of a window.
-        micro_items: Items of a forward pass.
-        batched: Items are batches.
-        drop_last: Leave out a last window that is short.
-        skips: Resume by reading again, even if the stream has a state.
-        most: Read only so many windows; None: all.
-        share: The part of each window that this rank keeps; every rank reads all of it.
-    """
+    """How the items of a stream become windows."""
 
     seed: int
     split: str
-    items: int
-    micro_items: int
-    batched: bool
+    items: int  # of a window
+    micro_items: int  # of a forward pass
+    batched: bool  # items are batches
     collate: Callable[[list[Any]], Batch]
     drop_last: bool
-    skips: bool
+    skips: bool  # resume by reading again, even if the stream has a state
     most: int | None = None
     share: RankShare = WHOLE
 

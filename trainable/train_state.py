@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -34,9 +34,6 @@ from trainable.streams import Source
 from trainable.task import Batch, Data, Task
 from trainable.user_code.fingerprint import tensor_digest
 from trainable.user_code.task_import import listed
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT = 3
 """Of a state; others are not read."""

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainable.checkpoint import CheckpointStore, Generation, check_owner
+from trainable.config import TrialConfig
 from trainable.errors import CheckpointError
 from trainable.store.generations import MANIFEST, STATE, Files, RunFiles
 from trainable.store.local import LocalFiles
+from trainable.store.objects import files_at
 
 _DIRECTORY = "inherited"
 _POSITION = "position"
@@ -127,6 +129,26 @@ def with_inheritance(
         of_ranks.append(other if _LOOP in own else _merged(mine, other, now))
     further = {_RANKS: of_ranks} if of_ranks else {}
     return {**_merged(own, state, latest), **further, "progress": progress}
+
+
+def open_store(
+    config: TrialConfig,
+    directory: Path,
+    files: RunFiles,
+    restore: Path | str | None,
+    *,
+    in_shards: bool = False,
+) -> tuple[CheckpointStore, dict[str, Any] | None]:
+    """Open a run's checkpoints for writing; return them and the state to start from."""
+    store = CheckpointStore(
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
+    )
+    with store.closed_on_error():
+        if restore is None:
+            own = store.resume(in_shards=in_shards)
+            return store, with_inheritance(directory, own, store.set_aside)
+        check_owner(str(restore))
+        return store, CheckpointStore(directory, files=files_at(str(restore))).load(restore)
 
 
 def _merged(

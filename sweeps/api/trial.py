@@ -172,7 +172,7 @@ class Trial:
         """
         from trainable.export import load_trained
 
-        parts = load_trained(self._resolved(), self.checkpoint)
+        parts, _ = load_trained(self._resolved(), self.checkpoint)
         parts.train.close()
         parts.val.close()
         return parts.model

@@ -25,7 +25,7 @@ from trainable.config import TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
 from trainable.logged import NOTED, Log
-from trainable.loop_context import LoopOpening
+from trainable.loop_context import Opening
 from trainable.store.metrics_file import LOGGED, read_rows
 from trainable.task import Data, Task
 
@@ -94,7 +94,7 @@ def _own_loop(reports: list[dict[str, float]], directory: Path) -> CustomLoop:
         yield from reports
 
     config = _config("flooded:run", len(reports))
-    return CustomLoop(run, config, LoopOpening(directory, torch.device("cpu")))
+    return CustomLoop(run, config, Opening(directory, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

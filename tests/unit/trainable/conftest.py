@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from tests.resumption import Crash, crash_at, curve, equal, to_end
 from trainable import build
 from trainable.check import rehearsal
 from trainable.config import TrialConfig
@@ -60,6 +61,18 @@ class Toy(Task):
         noisy = Noisy(self.samples)
         tensors = (noisy.inputs.to(self.dtype), noisy.targets)
         return Data(train=noisy if self.augmented else tensors, val=tensors)
+
+
+class Waves(Task):
+    """Two classes, four inputs, and a linear model."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 2)
+
+    def build_data(self) -> Data:
+        x = torch.arange(96.0).view(24, 4).sin()
+        samples = x, (x.sum(1) > 0).long()
+        return Data(train=samples, val=samples)
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +143,44 @@ def opened() -> Iterator[Callable[..., Trainer]]:
     yield start
     for trainer in trainers:
         trainer.close()
+
+
+@pytest.fixture
+def resumes_exactly(
+    tmp_path: Path, opened: Callable[..., Trainer]
+) -> Callable[..., tuple[Trainer, Trainer]]:
+    """Train a task in one piece, and once with each of some kills; all end alike, bit for bit.
+
+    A kill is the number of the call of `should_stop` at which it comes. Returns the run in one
+    piece and the one that was resumed last.
+    """
+
+    def check(
+        config: TrialConfig,
+        make: Callable[[], Task],
+        *kills: int,
+        undisturbed: TrialConfig | None = None,
+    ) -> tuple[Trainer, Trainer]:
+        whole = resumed = opened(undisturbed or config, tmp_path / "whole", make())
+        to_end(whole)
+        whole.close()
+        for kill in kills:
+            directory = tmp_path / f"killed-{kill}"
+            killed = opened(config, directory, make(), should_stop=crash_at(kill))
+            with pytest.raises(Crash):
+                to_end(killed)
+            if config.train.loader.num_workers:
+                killed.close()
+            torch.manual_seed(99)  # whatever happened in between must not matter
+            resumed = opened(config, directory, make())
+            assert resumed.resumed_at <= kill
+            to_end(resumed)
+            resumed.close()
+            assert equal(whole.state.state_dict(), resumed.state.state_dict()), kill
+            assert curve(tmp_path / "whole") == curve(directory), kill
+        return whole, resumed
+
+    return check
 
 
 @pytest.fixture

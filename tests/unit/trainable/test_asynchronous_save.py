@@ -257,22 +257,6 @@ def test_interval_in_seconds_never_blocks_training(tmp_path):
     assert [g.step for g in store.generations()] == [1, 5]
 
 
-def test_end_waits_for_its_commit(tmp_path):
-    store = _store(tmp_path, None)
-    _save_if_due(store, 1)
-    _save_if_due(store, 2, final=True)
-    assert store.pointer == store.newest().pointer
-    assert store.pointer.step == 2
-
-
-def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy):
-    trainer = opened(configure(every="100 epochs"), tmp_path, toy())
-    reports = list(trainer.events())
-    assert reports[-1].finished
-    assert reports[-1].checkpoint == CheckpointStore(tmp_path).newest().pointer
-    assert reports[-1].checkpoint.step == reports[-1].step
-
-
 @pytest.mark.parametrize("meet", ["wait", "is_due"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
     store = _store(tmp_path, Full.of(tmp_path))
@@ -296,17 +280,6 @@ def test_full_disk_during_a_tensor_keeps_no_partial_state(tmp_path, layer):
     assert store.pointer.step == store.newest().step == 1
     assert not list(tmp_path.glob("checkpoints/.writing-*/*"))
     store.close()
-
-
-def test_error_ends_the_run(tmp_path, opened, configure, toy):
-    trainer = opened(configure(epochs=3), tmp_path, toy())
-    full = Full.of(tmp_path)
-    full.step = 8
-    _put_under(trainer, full)
-    reports = []
-    with pytest.raises(CheckpointError, match="No space left"):
-        reports += trainer.events()
-    assert CheckpointStore(tmp_path).newest().epoch == 1
 
 
 def test_error_in_close_still_closes_the_curve(tmp_path, opened, configure, toy):
@@ -334,20 +307,6 @@ class _Unpicklable:
 
     def __reduce__(self):
         raise TypeError("not this one")
-
-
-def test_rows_are_durable_before_the_checkpoint(tmp_path):
-    order = []
-
-    class Noting(LocalFiles):
-        def commit(self, name, write):
-            order.append("commit")
-            super().commit(name, write)
-
-    store = _store(tmp_path, Noting.of(tmp_path))
-    store.before_commit = lambda: order.append("rows")
-    _save_if_due(store, 1, final=True)
-    assert order == ["rows", "commit"]
 
 
 def test_snapshot_shares_memory_only_as_the_state_does():

@@ -84,16 +84,6 @@ def test_weights_are_restored_bit_for_bit():
     assert _same(model, before)
 
 
-def test_before_the_start_the_weights_are_evaluated():
-    model = nn.Linear(4, 3)
-    average = Average(model, [], EMA._replace(start=2))
-    _move(model, 1)
-    average.update(1)
-    assert average.count == 0
-    assert average.state_dict() == {"count": 0, "values": {}}
-    assert _same(_averaged(average, model), model)
-
-
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -251,7 +241,7 @@ def test_report_measures_what_is_exported_and_loaded(
     measured = {report.step: report.metrics["val/loss"] for report in reports}[best.step]
     monkeypatch.setattr("trainable.build.load_task", lambda *_: normed())
     monkeypatch.setattr("trainable.find_task.load_loop", lambda _: None)
-    loaded = load_trained(configure(**train), best.address).model
+    loaded = load_trained(configure(**train), best.address)[0].model
     assert _loss(loaded, normed()) == pytest.approx(measured, rel=1e-6)
     exported = export_weights(best.address, tmp_path / "w.safetensors")
     steps = [report.step for report in reports]

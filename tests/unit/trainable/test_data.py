@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import enum
 import multiprocessing
 import random
+import types
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import Dataset
 
-from trainable import data
 from trainable.config import LoaderConfig
-from trainable.data import LoaderSource, SplitReading, TensorSource, WindowPlan, move, open_source
-from trainable.errors import ConfigError
+from trainable.data import LoaderSource, SplitReading, TensorSource, WindowPlan, move, pin
+from trainable.errors import ConfigError, TaskError
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
 class Numbers(Dataset):
@@ -194,22 +199,6 @@ def test_fetching_preserves_the_process_generators(made):
     assert (torch.rand(()), numpy.random.rand(), random.random()) == expected
 
 
-@pytest.mark.parametrize("micro", [12, 3, 1])
-def test_generator_state_is_read_once_per_window(monkeypatch, micro):
-    looks = []
-
-    class Counted(data.HostRngState):
-        def __init__(self):
-            looks.append(None)
-            super().__init__()
-
-    monkeypatch.setattr(data, "HostRngState", Counted)
-    plan = WindowPlan(43, 12, micro)
-    source = LoaderSource(list(range(43)), plan, SplitReading("train", CPU))
-    assert sum(len(batch) for window in source.windows(0) for batch in window) == 43
-    assert len(looks) == plan.windows
-
-
 def test_model_randomness_does_not_change_samples():
     plan = WindowPlan(43, 12, 3, seed=1)
     expected = _drawn(_loader(plan))
@@ -248,25 +237,240 @@ def test_closing_ends_workers_in_mid_epoch():
     assert not multiprocessing.active_children()
 
 
-def test_tensor_data_sets_are_indexed_directly():
-    plan = WindowPlan(4, 2, 2)
-    tensors = (torch.arange(4), torch.arange(4))
-    for samples in (tensors, TensorDataset(*tensors)):
-        source = open_source(samples, plan, SplitReading("val", CPU))
-        assert isinstance(source, TensorSource)
-
-
 def test_validation_keeps_the_order_of_the_data():
     source = TensorSource((torch.arange(5),), WindowPlan(5, 2, 2, shuffle=False), device=CPU)
     assert [w[0][0].tolist() for w in source.windows(0)] == [[0, 1], [2, 3], [4]]
 
 
-def test_move_keeps_containers_and_other_objects():
-    from collections import namedtuple
+# The options of a DataLoader
 
-    Pair = namedtuple("Pair", "a b")
-    batch = {"x": [torch.ones(1), "text"], "y": Pair(torch.ones(2), None), "z": (1,)}
-    moved = move(batch, torch.device("meta"))
-    assert moved["x"][0].device.type == moved["y"].a.device.type == "meta"
-    assert (moved["x"][1], moved["y"].b, moved["z"]) == ("text", None, (1,))
-    assert type(moved["y"]) is Pair
+
+def _options(device=CPU, **options):
+    how = SplitReading("train", device, loader=LoaderConfig(**options))
+    return LoaderSource(list(range(10)), WindowPlan(10, 4, 4), how)._loader
+
+
+@pytest.mark.seeds("S19")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"num_workers": 1, "prefetch_factor": 5}, (1, 5)),
+        ({"num_workers": 1}, (1, 2)),
+        ({"prefetch_factor": 5}, (0, None)),
+    ],
+)
+def test_options_reach_the_loader(options, expected):
+    """Its processes start anew in each epoch."""
+    loader = _options(**options)
+    assert (loader.num_workers, loader.prefetch_factor) == expected
+    assert not loader.persistent_workers
+
+
+@pytest.mark.seeds("S19")
+def test_persistent_processes_are_refused():
+    with pytest.raises(ValueError, match="true, and there are 2 loader processes; they"):
+        LoaderConfig(num_workers=2, persistent_workers=True)
+    assert "persistent_workers" not in LoaderConfig(num_workers=2).model_dump()
+    assert LoaderConfig(persistent_workers=True).num_workers == 0  # as in earlier versions
+
+
+@pytest.mark.seeds("S19")
+@pytest.mark.parametrize(
+    ("device", "asked", "pinned"),
+    [
+        (GPU, None, True),
+        (GPU, True, True),
+        (GPU, False, False),
+        (CPU, None, False),
+        (CPU, True, False),
+    ],
+)
+def test_memory_is_pinned_for_a_gpu_alone(device, asked, pinned):
+    assert _options(device, pin_memory=asked).pin_memory is pinned
+
+
+class Moving(torch.Tensor):
+    """Writes down how it was asked to move."""
+
+    def to(self, *arguments, **options):
+        self.asked = (arguments, options)
+        return self
+
+
+@pytest.mark.seeds("S19")
+def test_transfers_do_not_wait():
+    tensor = torch.ones(2).as_subclass(Moving)
+    move({"x": [tensor]}, GPU)
+    assert tensor.asked == ((GPU,), {"non_blocking": True})
+
+
+# Batches: every tensor is moved, and every type stays
+
+META = torch.device("meta")
+Pair = collections.namedtuple("Pair", "x y")
+
+
+class AttrDict(dict):
+    __getattr__ = dict.__getitem__
+
+
+class SelfDict(dict):
+    """The idiom by which keys are attributes: its `__dict__` is the dictionary itself."""
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        self.__dict__ = self
+
+
+class Two(tuple):
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+class Rows(list):
+    pass
+
+
+class Encoding(collections.UserDict):
+    def to(self, device):
+        return Encoding({key: value.to(device) for key, value in self.data.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    length: int = 3
+    derived: Any = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "derived", {"y": self.x + 1})
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    x: torch.Tensor
+    unset: Any = dataclasses.field(init=False)
+
+
+class AttrsLike:
+    """What `attrs` leaves on a class."""
+
+    __attrs_attrs__ = (types.SimpleNamespace(name="x"),)
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Graph:
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device, non_blocking=False):
+        assert non_blocking
+        return Graph(self.x.to(device))
+
+
+def _t() -> torch.Tensor:
+    return torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "look"),
+    [
+        (_t(), lambda b: [b]),
+        ([_t(), _t()], lambda b: b),
+        ((_t(), "word", 3), lambda b: b[:1]),
+        ({"a": {"b": [_t()]}}, lambda b: b["a"]["b"]),
+        (AttrDict(a=_t()), lambda b: [b.a, b["a"]]),
+        (SelfDict(a=_t()), lambda b: [b.a, b["a"]]),
+        (collections.defaultdict(list, a=[_t()]), lambda b: b["a"]),
+        (types.MappingProxyType({"a": _t()}), lambda b: [b["a"]]),
+        (Encoding({"a": _t()}), lambda b: [b["a"]]),
+        (Pair(_t(), [_t()]), lambda b: [b.x, *b.y]),
+        (Two(_t(), _t()), lambda b: [*b]),
+        (Rows([_t()]), lambda b: [*b]),
+        (collections.deque([_t()], maxlen=4), lambda b: [*b]),
+        ({_t()}, lambda b: [*b]),
+        (Frozen(_t()), lambda b: [b.x, b.derived["y"]]),
+        (Slots(_t()), lambda b: [b.x]),
+        (AttrsLike(_t()), lambda b: [b.x]),
+        (types.SimpleNamespace(x=_t()), lambda b: [b.x]),
+        (Graph(_t()), lambda b: [b.x]),
+        (pack_sequence([torch.zeros(3), torch.zeros(2)]), lambda b: [b.data]),
+        (torch.max(torch.zeros(2, 2), dim=1), lambda b: [b.values, b.indices]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_tensor_moves_and_the_type_stays(batch, look):
+    moved = move(batch, META)
+
+    assert type(moved) is type(batch)
+    assert {tensor.device for tensor in look(moved)} == {META}
+    assert META not in {tensor.device for tensor in look(batch)}  # the user's own stays
+
+
+def test_attributes_of_a_container_move_too():
+    rows = Rows([_t()])
+    rows.mask = _t()
+
+    assert move(rows, META).mask.device == META
+
+
+def test_object_that_hides_tensors_is_refused():
+    class Holder:
+        def __init__(self):
+            self.inner = {"deep": [_t()]}
+
+    with pytest.raises(TaskError, match=r"type .*Holder, and that holds tensors; .*def to\(self"):
+        move({"graph": Holder()}, META)
+
+
+def test_to_method_that_returns_nothing_is_refused():
+    class Forgetful:
+        def to(self, device):
+            del device
+
+    with pytest.raises(TaskError, match=r"Forgetful.to\(device\) returned None; .*return self"):
+        move([Forgetful()], META)
+
+
+def test_objects_without_tensors_stay_as_they_are():
+    class Color(enum.Enum):
+        RED = 1
+
+    class Plain:
+        pass
+
+    plain, names = Plain(), numpy.array(["a", None], dtype=object)
+    moved = move([Color.RED, plain, names, range(3), None, b"x"], META)
+
+    assert moved[0] is Color.RED
+    assert moved[1] is plain
+    assert moved[2] is names
+
+
+def test_an_array_of_objects_may_hide_a_tensor():
+    with pytest.raises(TaskError, match=r"numpy.ndarray, and that holds tensors"):
+        move(numpy.array([_t(), None], dtype=object), META)
+
+
+def test_a_batch_that_holds_itself_is_moved():
+    looped = Rows([_t()])
+    looped.append(looped)
+
+    assert move(looped, META)[0].device == META
+
+
+def test_pinning_keeps_types_and_calls_pin_memory(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
+
+    class Own:
+        def pin_memory(self):
+            return "pinned"
+
+    pinned = pin({"two": Two(_t(), _t()), "own": Own(), "moves": Graph(_t())})
+
+    assert type(pinned["two"]) is Two
+    assert pinned["two"][0].tolist() == [1, 1]
+    assert pinned["own"] == "pinned"
+    assert type(pinned["moves"]) is Graph

@@ -57,13 +57,9 @@ def _waits_of(run):
     "fetch",
     [
         lambda value: value.item(),
-        float,
-        bool,
         lambda value: value.tolist(),
         lambda value: value.cpu(),
         lambda value: value.to("cpu"),
-        lambda value: value.to(device="cpu"),
-        lambda value: value.numpy(),
         lambda value: torch.equal(value, value),
         lambda value: value.nonzero(),
     ],

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from tests.curves import append_rows
@@ -76,13 +75,6 @@ def test_steps_without_a_gradient_are_counted_too(tmp_path, drawn, norms):
     assert _counted(drawn[0].axes[0]) == len(norms)
 
 
-@pytest.mark.parametrize("max_norm", [1e-3, 1e3])
-def test_clipping_norm_far_away_keeps_norms_visible(tmp_path, drawn, max_norm):
-    norms = _rows(train__grad_norm=[0.7, 0.8, 0.9])
-    figures.norm_histogram(norms, tmp_path / "n.png", max_norm=max_norm)
-    assert drawn[0].axes[0].get_xscale() == "log"
-
-
 def test_learning_rate_figure_marks_skipped_schedule_steps(tmp_path, drawn):
     scheduled = [0.1, 0.2, 0.1]
     figures.learning_rate(_rows(train__lr=scheduled), scheduled, tmp_path / "a.png")
@@ -111,68 +103,9 @@ def test_name_of_a_metric_is_no_formula(tmp_path):
     assert figures.curve([row], tmp_path / "c.png", metric=metric).read_bytes().startswith(PNG)
 
 
-def _kinds(directory, rows):
-    """Pictures that leave something to wipe off: scales, formats, legends, labels, marks."""
-    wide = _rows(train__grad_norm=[1e-9, 1.0, 1e6], train__lr=[1e-6, 2e-6, 3e-6])
-    steep = _rows(val__loss=[1e4, 1.0, 1e-4])
-    directory.mkdir()
-    figures.norm_histogram(wide, directory / "norm.png", max_norm=0.5)
-    figures.learning_rate(wide, [1e-6, 2e-6], directory / "lr.png")
-    figures.curve(steep, directory / "steep.png", metric="val/loss", resumed_at=[1])
-    figures.curve(rows, directory / "flat.png", metric="train/loss")
-    figures.norm_histogram(rows, directory / "narrow.png")
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def test_figure_shows_nothing_of_the_previous_one(tmp_path, monkeypatch):
-    rows = _rows(train__loss=[3.0, 2.0, 1.5], train__grad_norm=[0.7, 0.8, 0.9])
-    used = []
-    monkeypatch.setattr(figures, "_reusable", used)
-    _kinds(tmp_path / "first", rows)
-    (figure,) = used
-    again = _kinds(tmp_path / "again", rows)
-    assert used == [figure]
-    monkeypatch.setattr(figures, "_reusable", Forgetful())
-    assert again == _kinds(tmp_path / "fresh", rows)
-
-
-class Forgetful(list):
-    """So that each picture has a figure of its own."""
-
-    def append(self, figure):
-        pass
-
-
-def test_figure_has_a_palette_on_white(tmp_path):
-    path = figures.curve(_rows(val__loss=[2.0, 1.0]), tmp_path / "c.png", metric="val/loss")
-    with Image.open(path) as image:
-        assert (image.mode, image.size) == ("P", (864, 504))
-        counts = image.convert("RGB").getcolors()
-    assert max(counts)[1] == (255, 255, 255)
-    line = (0x1F, 0x6F, 0xEB)
-    assert any(sum(abs(a - b) for a, b in zip(one, line, strict=True)) < 12 for _, one in counts)
-
-
-def test_failed_figure_leaves_no_state(tmp_path, monkeypatch):
-    used = []
-    monkeypatch.setattr(figures, "_reusable", used)
-    with pytest.raises(FileNotFoundError):
-        figures.curve(_rows(val__loss=[1.0]), tmp_path / "no" / "c.png", metric="val/loss")
-    assert used == []
-
-
 def test_suffix_decides_the_format(tmp_path):
     path = figures.curve(_rows(val__loss=[2.0, 1.0]), tmp_path / "c.svg", metric="val/loss")
     assert "<svg" in path.read_text()
-
-
-def test_several_interruptions_are_marked_and_counted(tmp_path, drawn):
-    figures.curve(
-        _rows(val__loss=[4.0, 3.0, 2.0]), tmp_path / "c.png", metric="val/loss", resumed_at=[1, 2]
-    )
-    _, *marks = drawn[0].axes[0].lines
-    assert [list(mark.get_xdata()) for mark in marks] == [[1, 1], [2, 2]]
-    assert _labels(drawn[0].axes[0]) == ["interrupted and resumed 2 times"]
 
 
 def test_median_of_a_long_run_is_sampled(tmp_path, drawn):
@@ -182,14 +115,6 @@ def test_median_of_a_long_run_is_sampled(tmp_path, drawn):
     assert len(each.get_xdata()) == 100_000
     assert len(median.get_xdata()) == 400
     assert set(median.get_ydata()) <= {1.0, 1.5, 2.0}
-
-
-def test_evaluations_are_never_thinned(tmp_path, drawn):
-    rows = [Row(10 * epoch, 0, {"val/loss": 1.0 + epoch % 2}) for epoch in range(1, 201)]
-    figures.curve(rows, tmp_path / "c.png", metric="val/loss")
-    (line,) = drawn[0].axes[0].lines
-    assert line.get_alpha() == 1.0
-    assert len(line.get_xdata()) == 200
 
 
 def test_empty_figure_is_reported(tmp_path):
@@ -336,22 +261,3 @@ def test_worker_answers_requests_without_torch(tmp_path):
     names = [str(tmp_path / "a" / name) for name in ("grad_norm.png", "learning_rate.png")]
     assert one == other == {"written": names}
     assert refused["refused"].startswith("FileExistsError")
-
-
-def test_train_command_draws(tmp_path, capsys):
-    from pathlib import Path
-
-    from rich.console import Console
-
-    from sweeps.cli.train import train_once
-    from sweeps.spec.spec import parse_spec
-
-    spec = parse_spec(
-        "name: s\ntask: {name: spiral, samples: 20}\nmetric: val/loss\nmode: min\ntrials: 1\n"
-        "budget: {epochs: 1}\n",
-        "s.yaml",
-    )
-    console, err = Console(width=200), Console(width=200, stderr=True)
-    train_once(spec, None, console, err, tmp_path / "figures")
-    assert len(list(Path(tmp_path / "figures").glob("*.png"))) == 5
-    assert "decision_boundary.png" in capsys.readouterr().out

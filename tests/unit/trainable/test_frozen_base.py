@@ -186,7 +186,7 @@ def test_model_is_base_and_adapter(tmp_path, opened, base, monkeypatch):
     newest = trainer.store.newest()
     monkeypatch.setattr("trainable.build.load_task", lambda *_: Adapted(base))
     monkeypatch.setattr("trainable.find_task.load_loop", lambda _: None)
-    loaded = load_trained(config, newest.address).model
+    loaded = load_trained(config, newest.address)[0].model
     with trainer._step.average.in_model():
         assert _equal(loaded, trainer.model)
     file = tmp_path / "adapter.safetensors"

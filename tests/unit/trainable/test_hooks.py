@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.optimizers import TwoOptimizers
+from tests.resumption import Crash, crash_at, curve, to_end
 from trainable.build import build_parts, build_step
 from trainable.check.first_batches import FirstBatches
 from trainable.check.rehearsal import rehearse
@@ -22,9 +22,7 @@ from trainable.errors import TaskError
 from trainable.export import load_model
 from trainable.logged import Log, means
 from trainable.optim import members
-from trainable.store.metrics_file import read_rows
 from trainable.task import Data, Task
-from trainable.watch.diagnostics import MEASURED
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -76,34 +74,11 @@ class Curriculum(Task):
         return total, weight
 
 
-class Crash(BaseException):
-    """Stands for a kill."""
-
-
-def _run(opened, config, directory, *, crash_at=None, task=None):
-    """Train to the end or to the crash; return the trainer and its task."""
-    task = task or Curriculum()
-    counter = itertools.count(1)
-
-    def should_stop():
-        if next(counter) == crash_at:
-            raise Crash
-        return False
-
-    trainer = opened(config, directory, task, should_stop=should_stop)
-    try:
-        list(trainer.events())
-    except Crash:
-        assert crash_at is not None
-    trainer.store.wait()
-    return trainer, task
-
-
-def _curve(directory):
-    return [
-        (row.step, {key: value for key, value in row.metrics.items() if key not in MEASURED})
-        for row in read_rows(directory)
-    ]
+def _run(opened, config, directory, task=None):
+    """Train to the end; return the trainer and its task."""
+    trainer = opened(config, directory, task or Curriculum())
+    to_end(trainer)
+    return trainer, trainer.task
 
 
 EPOCH = [("start", 0), ("step", 1), ("step", 2), ("step", 3), ("step", 4), ("end", 0)]
@@ -112,25 +87,16 @@ CALLS = [(name, at + by * (4 if name == "step" else 1)) for by in range(3) for n
 
 @pytest.mark.seeds("S15")
 @pytest.mark.parametrize("every", ["1 epoch", "1 step", "2 steps"])
-@pytest.mark.parametrize("crash_at", [1, 3, 4, 6, 7, 9])
-def test_hooks_and_epoch_sums_survive_a_kill(tmp_path, opened, configure, every, crash_at):
-    config = configure(every=every)
-    whole, task = _run(opened, config, tmp_path / "whole")
-    assert task.calls == CALLS
-    _run(opened, config, tmp_path / "cut", crash_at=crash_at)
-    torch.manual_seed(99)
-    resumed, again = _run(opened, config, tmp_path / "cut")
-    assert again.calls == CALLS  # saved with the task: nothing twice, nothing left out
-    one, other = whole.state.state_dict(), resumed.state.state_dict()
-    assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
-    assert torch.equal(one["random"]["torch"], other["random"]["torch"])
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+def test_hooks_and_epoch_sums_survive_a_kill(resumes_exactly, configure, every):
+    whole, resumed = resumes_exactly(configure(every=every), Curriculum, 1, 3, 4, 6, 7, 9)
+    # saved with the task: nothing twice, nothing left out
+    assert whole.task.calls == resumed.task.calls == CALLS
 
 
 @pytest.mark.filterwarnings("ignore:accumulation is 2 and the model has BatchNorm")
 def test_epoch_sums_are_those_of_all_samples(tmp_path, opened, configure):
     _run(opened, configure(accumulation=2), tmp_path)
-    rows = dict(_curve(tmp_path))
+    rows = dict(curve(tmp_path))
     ends = [rows[4], rows[8], rows[12]]
     assert [row["train/samples"] for row in ends] == [44, 44, 44]
     assert [row["seen"] for row in ends] == [44, 44, 44]
@@ -142,23 +108,19 @@ def test_epoch_sums_are_those_of_all_samples(tmp_path, opened, configure):
 
 
 @pytest.mark.parametrize("every", ["1 step", "3 steps", "1 report"])
-@pytest.mark.parametrize("crash_at", [2, 4, 5, 8, 9])
-def test_hooks_follow_epochs_and_sums_follow_reports(tmp_path, opened, configure, every, crash_at):
+def test_hooks_follow_epochs_and_sums_follow_reports(tmp_path, resumes_exactly, configure, every):
     config = configure(budget={"steps": 12, "report_every": 5}, every=every)
-    _, task = _run(opened, config, tmp_path / "whole")
-    assert task.calls == CALLS
-    rows = dict(_curve(tmp_path / "whole"))
+    whole, resumed = resumes_exactly(config, Curriculum, 2, 4, 5, 8, 9)
+    assert whole.task.calls == resumed.task.calls == CALLS
+    rows = dict(curve(tmp_path / "whole"))
     assert [rows[step]["train/samples"] for step in (5, 10, 12)] == [56, 56, 20]
     assert [rows[step]["seen"] for step in (5, 10, 12)] == [44, 44, 44]
-    _run(opened, config, tmp_path / "cut", crash_at=crash_at)
-    _, again = _run(opened, config, tmp_path / "cut")
-    assert again.calls == CALLS
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
 def test_smaller_batches_do_not_begin_the_epoch_again(tmp_path, opened, configure):
     config = configure(every="1 step", batch_size=6)
-    _run(opened, config, tmp_path, crash_at=2)
+    with pytest.raises(Crash):
+        to_end(opened(config, tmp_path, Curriculum(), should_stop=crash_at(2)))
     trainer, task = _run(opened, configure(batch_size=40), tmp_path)
     assert trainer.resumed_at == 1
     assert [call for call in task.calls if call[0] == "start"] == [("start", n) for n in range(3)]
@@ -173,7 +135,7 @@ def test_epoch_value_is_a_metric_of_the_sweep(tmp_path, opened, configure):
     first.compute()
     assert first.cautions == []
     trainer, _ = _run(opened, config, tmp_path)
-    means = [metrics["train/mean"] for _, metrics in _curve(tmp_path) if "epoch" in metrics]
+    means = [metrics["train/mean"] for _, metrics in curve(tmp_path) if "epoch" in metrics]
     assert trainer.state.progress.best == min(means)
     check_task(Curriculum(), metrics=["train/mean", "seen"])
 
@@ -186,12 +148,10 @@ def test_skipped_fp16_steps_count_for_no_epoch(tmp_path, opened, configure):
                 part.register_hook(lambda gradient: gradient * torch.inf)
             return part, weight
 
-    trainer, task = _run(
-        opened, configure(epochs=1, precision="fp16"), tmp_path, task=Overflowing()
-    )
+    trainer, task = _run(opened, configure(epochs=1, precision="fp16"), tmp_path, Overflowing())
     assert trainer.state.progress.step == 3
     assert [number for name, number in task.calls if name == "step"] == [1, 2, 3]
-    assert dict(_curve(tmp_path))[3]["train/samples"] == 32
+    assert dict(curve(tmp_path))[3]["train/samples"] == 32
 
 
 def _grow(self, epoch):
@@ -383,13 +343,15 @@ class OwnName(Annealed):
 def test_task_knows_the_steps_of_its_run_also_of_a_longer_one(tmp_path, opened, configure):
     config = configure(every="1 epoch")
     steps = 4 * config.budget.epochs
-    _, task = _run(opened, config, tmp_path / "run", task=Annealed(), crash_at=6)
+    task = Annealed()
+    with pytest.raises(Crash):
+        to_end(opened(config, tmp_path / "run", task, should_stop=crash_at(6)))
     assert task.known[-1] == task.at_build == steps
     assert "total_steps" not in vars(task)
     longer = config.model_copy(update={"budget": config.budget.model_copy(update={"epochs": 5})})
-    trainer, task = _run(opened, longer, tmp_path / "run", task=Annealed())
+    trainer, task = _run(opened, longer, tmp_path / "run", Annealed())
     assert task.known[-1] == task.at_build == 20
     assert "total_steps" not in str(trainer.state.state_dict()["task"])
     assert Annealed().total_steps is None
-    _, own = _run(opened, config, tmp_path / "own", task=OwnName())
+    _, own = _run(opened, config, tmp_path / "own", OwnName())
     assert own.known[-1] == own.at_build == own.total_steps == 24

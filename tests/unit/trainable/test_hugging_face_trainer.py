@@ -16,7 +16,7 @@ from tests.optional_packages import skip_without
 from trainable import Context, TrialConfig, open_trainer, read_rows
 from trainable.custom_loop import CustomLoop
 from trainable.errors import CheckpointError, ConfigError
-from trainable.loop_context import LoopOpening
+from trainable.loop_context import Opening
 from trainable.watch.diagnostics import MEASURED
 
 skip_without("transformers", "accelerate")
@@ -96,7 +96,7 @@ def _config(epochs: int = 4, lr: float = 0.05) -> TrialConfig:
 
 def _open(function, directory: Path, config: TrialConfig | None = None, **options) -> CustomLoop:
     stop = options.pop("should_stop", lambda: False)
-    return CustomLoop(function, config or _config(), LoopOpening(directory, CPU, **options), stop)
+    return CustomLoop(function, config or _config(), Opening(directory, CPU, **options), stop)
 
 
 def _rows(directory: Path) -> list[dict[str, float]]:

@@ -21,7 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from tests.unit.trainable.test_resume import Crash, _crash_at, _curve, _equal, _run
+from tests.resumption import Crash, crash_at, curve, to_end
 from trainable import Data, Task
 from trainable.errors import CheckpointError, ConfigError, TaskError
 
@@ -201,7 +201,7 @@ IN_PROCESSES = ("generator", "seeds", "collate", "method as collate")
         if workers or case not in IN_PROCESSES
     ],
 )
-def test_killed_run_equals_a_whole_one(tmp_path, opened, configure, case, workers):
+def test_killed_run_equals_a_whole_one(resumes_exactly, configure, case, workers):
     """Killed in the first, in a later epoch, and at its end; each save is within an epoch."""
     rows, more = CASES[case]
     config = configure(
@@ -211,22 +211,8 @@ def test_killed_run_equals_a_whole_one(tmp_path, opened, configure, case, worker
         schedule={"name": "constant"},
         budget={"epochs": 3, "report_every": 0.5},
     )
-    whole = opened(config, tmp_path / "whole", Learned(rows, **more))
-    _run(whole)
-    whole.close()
-    for crash_at in (2, 5, 8):
-        directory = tmp_path / f"cut-{crash_at}"
-        crashed = opened(config, directory, Learned(rows, **more), should_stop=_crash_at(crash_at))
-        with pytest.raises(Crash):
-            _run(crashed)
-        crashed.close()
-        torch.manual_seed(99)
-        resumed = opened(config, directory, Learned(rows, **more))
-        assert resumed.resumed_at == crash_at - 1
-        _run(resumed)
-        resumed.close()
-        assert _curve(tmp_path / "whole") == _curve(directory), crash_at
-        assert _equal(whole.state.state_dict(), resumed.state.state_dict()), crash_at
+    _, resumed = resumes_exactly(config, lambda: Learned(rows, **more), 2, 5, 8)
+    assert resumed.resumed_at == 7
     assert not multiprocessing.active_children()
 
 
@@ -235,9 +221,9 @@ def _seen(tmp_path, opened, configure, task, workers, name="saw", **train):
     options = {"schedule": {"name": "constant"}, "batch_size": 8, **train}
     directory = tmp_path / str(workers)
     run = opened(configure(loader={"num_workers": workers}, **options), directory, task)
-    _run(run)
+    to_end(run)
     run.close()
-    rows = _curve(directory)
+    rows = curve(directory)
     return [row[name] for _, row in rows if name in row]
 
 
@@ -351,7 +337,7 @@ def test_growth_within_a_budget_in_steps_needs_no_other_schedule(tmp_path, opene
     budget = {"steps": 10, "report_every": 5}
     config = configure(batch_size=8, budget=budget, loader={"num_workers": 2})
     run = opened(config, tmp_path, Learned(Rows, end=grow))
-    assert [report.step for report in _run(run)] == [5, 10]
+    assert [report.step for report in to_end(run)] == [5, 10]
     assert run.state.progress.epoch_samples == 40  # 3 + 4, and 3 of 5
 
 
@@ -362,7 +348,7 @@ def test_reports_within_an_epoch_follow_its_length(tmp_path, opened, configure):
         budget={"epochs": 3, "report_every": 0.5},
     )
     run = opened(config, tmp_path, Learned(Rows, end=grow))
-    assert [report.step for report in _run(run)] == [2, 3, 5, 7, 10, 12]
+    assert [report.step for report in to_end(run)] == [2, 3, 5, 7, 10, 12]
 
 
 def test_data_set_without_samples_is_refused(tmp_path, opened, configure):
@@ -381,14 +367,14 @@ def test_data_set_without_samples_is_refused(tmp_path, opened, configure):
 
 def test_resume_with_fewer_samples_is_refused(tmp_path, opened, configure):
     config = configure(every="1 step", batch_size=8)
-    crashed = opened(config, tmp_path, Learned(Rows), should_stop=_crash_at(3))
+    crashed = opened(config, tmp_path, Learned(Rows), should_stop=crash_at(3))
     with pytest.raises(Crash):
-        _run(crashed)
+        to_end(crashed)
     crashed.close()
     resumed = opened(config, tmp_path, Learned(Rows))
     resumed.task.rows.rows.pop()
     with pytest.raises(CheckpointError, match="train has 23 samples, and had 24 when epoch 1"):
-        _run(resumed)
+        to_end(resumed)
 
 
 def test_persistent_processes_of_a_loader_are_refused(tmp_path, opened, configure):

@@ -12,7 +12,7 @@ import torch
 from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
 from trainable.logged import MAX_NAMES, NOTED, Log, close_run, current_run, log_of, means, run_log
-from trainable.loop_context import Context, LoopOpening
+from trainable.loop_context import Context, Opening
 from trainable.store.metrics_file import logged_files, read_logged, read_rows
 from trainable.task import Task
 
@@ -123,13 +123,9 @@ def test_a_loop_logs_into_its_next_report(tmp_path, configure):
             context.log("aux", torch.tensor(epoch + 1.0))
             yield {"val/loss": 1.0}, {"epoch": epoch}
 
-    with CustomLoop(loop, configure(), LoopOpening(tmp_path, torch.device("cpu"))) as run:
+    with CustomLoop(loop, configure(), Opening(tmp_path, torch.device("cpu"))) as run:
         list(run.events())
     assert [row.metrics["aux"] for row in read_rows(tmp_path)] == [0.5, 1.5, 2.5]
-
-
-def test_logging_outside_training_records_nothing(toy):
-    toy().log("anything", 1.0)
 
 
 def test_values_with_own_steps_are_kept_apart_and_cut_back(tmp_path, configure):
@@ -146,14 +142,14 @@ def test_values_with_own_steps_are_kept_apart_and_cut_back(tmp_path, configure):
     with CustomLoop(
         loop,
         configure(),
-        LoopOpening(tmp_path, torch.device("cpu")),
+        Opening(tmp_path, torch.device("cpu")),
         should_stop=lambda: next(asked),
     ) as run:
         reports = list(run.events())
     assert [row.step for row in reports[1].rows if "inner" in row.metrics] == [12, 13]
     with (tmp_path / "logged.jsonl").open("a") as file:
         file.write('{"step": 3, "own_step": 14, "time": 5, "metrics": {"inner": 2.0}}\n{"st')
-    with CustomLoop(loop, configure(), LoopOpening(tmp_path, torch.device("cpu"))) as run:
+    with CustomLoop(loop, configure(), Opening(tmp_path, torch.device("cpu"))) as run:
         (last,) = run.events()
     found = read_logged(tmp_path)
     assert [row.step for _, row in found if "inner" in row.metrics] == [10, 11, 12, 13, 14, 15]
@@ -177,7 +173,7 @@ def test_rows_behind_the_checkpoint_are_logged_at_their_steps_again(tmp_path, co
         for name in ("plain", "logged/epoch")
     ]
     (tmp_path / "logged.jsonl").write_text("".join(rows))  # its process died before it saved
-    with CustomLoop(loop, configure(), LoopOpening(tmp_path, torch.device("cpu"))) as run:
+    with CustomLoop(loop, configure(), Opening(tmp_path, torch.device("cpu"))) as run:
         list(run.events())
     found = [(row.step, name) for _, row in read_logged(tmp_path) for name in row.metrics]
     assert found == [(step, name) for step in range(3) for name in ("plain", "logged/epoch")]

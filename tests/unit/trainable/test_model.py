@@ -205,16 +205,6 @@ def test_compilation_ignores_earlier_batch_sizes(tmp_path, monkeypatch):
     assert {9, 6} <= set(sizes)
 
 
-def test_nested_blocks_are_checkpointed_once():
-    inner = nn.Module()
-    inner.parts = nn.ModuleList([nn.Linear(2, 2)])
-    model = nn.Module()
-    model.stages = nn.ModuleList([nn.ModuleList([inner]), nn.ModuleList([nn.Linear(2, 2)])])
-    prepare_model(model, TrainConfig(activation_checkpointing=True))
-    wrapped = [name for name, part in model.named_modules() if "forward" in vars(part)]
-    assert wrapped == ["stages.0.0", "stages.1.0"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -8,7 +8,6 @@ import io
 import itertools
 import pickle
 import queue
-import random
 import sqlite3
 import tempfile
 import threading
@@ -26,7 +25,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from trainable.check.compare_states import state_differences
 from trainable.check.rehearsal import rehearse
 from trainable.errors import CheckpointError, TaskError, TrainingCaution
 from trainable.export import export_weights
@@ -35,27 +33,6 @@ from trainable.reachable import tensor_signature
 from trainable.store.snapshot import parse_state, write_state
 
 pytestmark = pytest.mark.usefixtures("patient")
-
-
-def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):
-    """Train once without and once with an interruption; return both trainers and their reports."""
-    whole = opened(config, tmp_path / "whole", kind())
-    told = [report.metrics for report in whole.events()]
-    first = opened(config, tmp_path / "cut", kind(), until=until)
-    found = [report.metrics for report in first.events()]
-    first.close()
-    torch.manual_seed(99)
-    random.seed(99)
-    cut = opened(config, tmp_path / "cut", kind())
-    assert cut.resumed_at > 0
-    found += [report.metrics for report in cut.events()]
-    values = [[one["val/loss"] for one in metrics] for metrics in (told, found)]
-    return whole, cut, values
-
-
-def _same_state(first, second):
-    ignored = first["progress"]["metrics"]  # some are measured by a clock
-    return not list(state_differences(first, second, ignored=ignored))
 
 
 class Unfreezing(nn.Sequential):
@@ -116,7 +93,7 @@ class Flipping(nn.Sequential):
 
 
 @pytest.mark.parametrize("model", [Unfreezing, Growing, Flipping])
-def test_state_outside_the_state_dict_resumes_exactly(tmp_path, opened, configure, toy, model):
+def test_state_outside_the_state_dict_resumes_exactly(resumes_exactly, configure, toy, model):
     def build(self):
         return model()
 
@@ -124,9 +101,8 @@ def test_state_outside_the_state_dict_resumes_exactly(tmp_path, opened, configur
         return [{"params": list(model.parameters())}]
 
     kind = type("Other", (toy,), {"build_model": build, "param_groups": groups})
-    whole, cut, (told, found) = _whole_and_cut(tmp_path, opened, configure(), kind)
-    assert told == found
-    assert _same_state(whole.state.state_dict(), cut.state.state_dict())
+    _, resumed = resumes_exactly(configure(), kind, 6)
+    assert resumed.resumed_at > 0
 
 
 @dataclass
@@ -144,107 +120,58 @@ class Average:
     def update(self, model):
         for name, p in model.named_parameters():
             self.shadow[name].data.mul_(0.9).add_(p.data, alpha=0.1)
+        return self.shadow["0.weight"].abs().mean()
 
 
-def _with_average(task, model):
-    task.average = AveragedModel(model)
+class Averaged(AveragedModel):
+    """An average as torch makes it."""
+
+    def update(self, model):
+        self.update_parameters(model)
+        return self.module[0].weight.detach().abs().mean()
 
 
-def _with_handwritten(task, model):
-    task.average = [Average(model)]
+class Critic:
+    """A model, an optimizer and a schedule of its own."""
+
+    def __init__(self, _):
+        self.net = nn.Linear(8, 1)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 5])
+
+    def update(self, model):
+        with torch.enable_grad():
+            loss = self.net(model[0].bias.detach()).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.detach()
 
 
-def _with_generators(task, model):
-    task.generators = {"torch": torch.Generator().manual_seed(3), "python": random.Random(3)}
-    task.numpy = numpy.random.default_rng(3), numpy.random.RandomState(3)
+@pytest.mark.parametrize("kept", [Average, Averaged, Critic])
+def test_state_of_the_task_resumes_exactly(resumes_exactly, configure, toy, kept):
+    """Kinds of single values, and places for them: `test_holders.py`."""
 
-
-def _with_plain_data(task, model):
-    task.counter, task.scale, task.seen = Counter(), 1.0, {"losses": []}
-    task.array, task.space = numpy.zeros(3), SimpleNamespace(count=0)
-
-
-def _with_optimizer(task, model):
-    task.critic = nn.Linear(5, 1)
-    task.optimizer = torch.optim.Adam(task.critic.parameters(), lr=0.01)
-    task.schedule = torch.optim.lr_scheduler.MultiStepLR(task.optimizer, [3, 5])
-
-
-HOLDING = [_with_average, _with_handwritten, _with_generators, _with_plain_data, _with_optimizer]
-
-
-def _factor(task, model, inputs):
-    """What the held things are used for, in each training batch."""
-    if (average := getattr(task, "average", None)) is not None:
-        if isinstance(average, AveragedModel):
-            average.update_parameters(model)
-            return 1 + average.module[0].weight.detach().abs().mean()
-        average[0].update(model)
-        return 1 + average[0].shadow["0.weight"].abs().mean()
-    if hasattr(task, "generators"):
-        drawn = torch.rand((), generator=task.generators["torch"])
-        return (
-            1
-            + drawn
-            + task.generators["python"].random()
-            + task.numpy[0].random()
-            + (task.numpy[1].rand())
-        )
-    if hasattr(task, "counter"):
-        task.counter.calls += 1
-        task.counter.recent.append(task.counter.calls)
-        task.scale *= 0.9
-        task.seen["losses"].append(task.scale)
-        task.array[0] += 1
-        task.space.count += 1
-        return (
-            task.space.count
-            + task.scale
-            + sum(task.counter.recent)
-            + len(task.seen["losses"])
-            + task.array[0]
-        )
-    with torch.enable_grad():
-        loss = task.critic(inputs).square().mean()
-        task.optimizer.zero_grad()
-        loss.backward()
-    task.optimizer.step()
-    task.schedule.step()
-    return 1 + loss.detach()
-
-
-@pytest.mark.parametrize("hold", HOLDING)
-def test_state_of_the_task_resumes_exactly(tmp_path, opened, configure, toy, hold):
     class Holding(toy):
         def build_model(self):
             self.model = super().build_model()  # saved once, by the run
-            hold(self, self.model)
+            self.kept = kept(self.model)
             return self.model
 
         def loss(self, model, batch):
             part, weight = super().loss(model, batch)
             if model.training:
-                self.factor = _factor(self, model, batch[0])
+                self.factor = 1 + self.kept.update(model)
                 part = part * self.factor
             return part, weight
 
         def evaluate(self, model, batches):
             return {"loss": super().evaluate(model, batches)["loss"] * float(self.factor)}
 
-    whole, cut, (told, found) = _whole_and_cut(
-        tmp_path, opened, configure(every="2 steps"), Holding
-    )
-    assert told == found
-    first, second = whole.state.state_dict(), cut.state.state_dict()
-    assert first["objects"]
-    assert _same_state(first, second)
-
-
-class Lazily:
-    def loss(self, model, batch):
-        if getattr(self, "average", None) is None:
-            self.average = AveragedModel(model)
-        return super().loss(model, batch)
+    whole, resumed = resumes_exactly(configure(every="2 steps"), Holding, 5)
+    assert resumed.resumed_at > 0
+    assert whole.state.state_dict()["objects"]
 
 
 class Iterating:
@@ -292,7 +219,7 @@ def test_unrestorable_state_is_refused(tmp_path, opened, configure, toy, how, na
         task.lines.close()
 
 
-def test_task_may_save_what_it_holds_itself(tmp_path, opened, configure, toy):
+def test_task_may_save_what_it_holds_itself(resumes_exactly, configure, toy):
     class Own(Iterating, toy):
         def __init__(self):
             super().__init__()
@@ -308,9 +235,8 @@ def test_task_may_save_what_it_holds_itself(tmp_path, opened, configure, toy):
         def load_state_dict(self, state):
             self.drawn = state["drawn"]
 
-    whole, cut, (told, found) = _whole_and_cut(tmp_path, opened, configure(), Own)
-    assert told == found
-    assert whole._step.task.drawn == cut._step.task.drawn == 12
+    whole, resumed = resumes_exactly(configure(), Own, 6)
+    assert whole.task.drawn == resumed.task.drawn == 12
 
 
 class Constants:
@@ -362,14 +288,6 @@ def test_what_pickle_refuses_is_named_once_and_refused_if_replaced(
     next(events)
     with pytest.raises(TaskError, match=r"Connected.*at .*cannot be saved .*Connection"):
         list(events)
-
-
-def test_state_of_another_format_is_refused(tmp_path, opened, configure, toy):
-    trainer = opened(configure(epochs=1), tmp_path, toy())
-    list(trainer.events())
-    state = {**trainer.state.state_dict(), "format": 2}
-    with pytest.raises(CheckpointError, match="format 2; this version reads 3"):
-        trainer.state.load_state_dict(state)
 
 
 class Pruned(nn.Sequential):

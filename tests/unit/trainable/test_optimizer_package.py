@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 from trainable.config import OptimizerConfig
 from trainable.optim import build_optimizer, state_bytes
 from trainable.task import decay_groups
-from trainable.watch.diagnostics import MEASURED
 
 if os.environ.get("CI") != "true":  # there its absence is a failure
     pytest.importorskip(
@@ -92,30 +90,9 @@ def test_estimated_bytes_equal_state_bytes(name):
     assert size == state_bytes(config, model.parameters())
 
 
-class Crash(BaseException):
-    """Stands for a kill."""
-
-
 @pytest.mark.parametrize("name", ["lion", "lamb"])
-def test_run_resumes_exactly(tmp_path, opened, configure, toy, name):
+def test_run_resumes_exactly(resumes_exactly, configure, toy, name):
     config = configure(every="2 steps", optimizer={"name": name, "lr": 1e-3})
-    whole = opened(config, tmp_path / "whole", toy())
-    expected = list(whole.events())[-1].metrics
-    steps = itertools.count(1)
-
-    def should_stop():
-        if next(steps) == 7:
-            raise Crash
-        return False
-
-    crashed = opened(config, tmp_path / "cut", toy(), should_stop=should_stop)
-    with pytest.raises(Crash):
-        list(crashed.events())
-    crashed.store.wait()
-    resumed = opened(config, tmp_path / "cut", toy())
-    assert resumed.state.progress.step == 6
-    found = list(resumed.events())[-1].metrics
-    assert {k: found[k] for k in found.keys() - MEASURED} == {
-        k: expected[k] for k in expected.keys() - MEASURED
-    }
-    assert expected["val/loss"] < 1.2
+    whole, resumed = resumes_exactly(config, toy, 7)
+    assert resumed.resumed_at == 6
+    assert whole.state.progress.metrics["val/loss"] < 1.2

@@ -13,85 +13,30 @@ import pytest
 import torch
 
 from tests.optimizers import TwoOptimizers
+from tests.resumption import Crash, crash_at, curve, equal, to_end
+from tests.slices import sliced
 from trainable import checkpoint
 from trainable.build import open_trainer
 from trainable.check.findings import CheckRequest
 from trainable.check.inspect_task import inspect_task
-from trainable.config import TrialConfig
+from trainable.config import OPTIMIZER_DEFAULTS, TrialConfig
 from trainable.errors import CheckpointError
 from trainable.store.local import LocalFiles
-from trainable.store.metrics_file import History, read_resumptions, read_rows
-from trainable.watch.diagnostics import MEASURED
+from trainable.store.metrics_file import History, read_resumptions
 
 WARMUP = {"name": "cosine", "warmup": 6}
-
-
-_OF_TORCH = ("adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
-
-
-class Crash(BaseException):
-    """Stands for a kill: nothing is saved, nothing is closed properly."""
-
-
-def _equal(first, second):
-    """Deep, bitwise equality, but for what was measured, or depends on loader processes."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            _equal(first[key], second[key]) for key in first if key not in (*MEASURED, "drawing")
-        )
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    return first == second
-
-
-def _curve(directory):
-    return [
-        (row.step, {key: value for key, value in row.metrics.items() if key not in MEASURED})
-        for row in read_rows(directory)
-    ]
-
-
-def _crash_at(call):
-    counter = itertools.count(1)
-
-    def should_stop():
-        if next(counter) == call:
-            raise Crash
-        return False
-
-    return should_stop
-
-
-def _run(trainer):
-    """Train to the end or to the crash; what is being written then still gets there."""
-    try:
-        return list(trainer.events())
-    finally:
-        trainer.store.wait()
+_BY_NAME = ("sgd", "adam", "adamw", "adafactor", "lamb", "lion", "muon")
+_OF_TORCH = sliced(
+    ({"optimizer": {"name": name}} for name in OPTIMIZER_DEFAULTS if name not in _BY_NAME),
+    lambda options: options["optimizer"]["name"] in ("asgd", "rprop"),
+)
 
 
 @pytest.mark.seeds("S15")
-@pytest.mark.parametrize("crash_at", [1, 2, 3, 6, 7, 9, 11])
 @pytest.mark.parametrize("every", ["1 epoch", "2 steps"])
-def test_crash_and_resume_equals_an_uninterrupted_run(
-    tmp_path, opened, configure, toy, crash_at, every
-):
+def test_crash_and_resume_equals_an_uninterrupted_run(resumes_exactly, configure, toy, every):
     config = configure(every=every, schedule=WARMUP, clip={"max_norm": 0.3}, layer_norms_every=3)
-    whole = opened(config, tmp_path / "whole", toy())
-    _run(whole)
-
-    crashed = opened(config, tmp_path / "cut", toy(), should_stop=_crash_at(crash_at))
-    with pytest.raises(Crash):
-        _run(crashed)
-    torch.manual_seed(99)  # whatever happened in between must not matter
-    resumed = opened(config, tmp_path / "cut", toy())
-    assert resumed.state.progress.step <= crash_at
-    _run(resumed)
-
-    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+    resumes_exactly(config, toy, 1, 2, 3, 6, 7, 9, 11)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +49,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
         {"optimizer": {"name": "adafactor"}},
         {"schedule": {"name": "plateau", "patience": 0, "warmup": 2}},
         {"schedule": {"name": "onecycle", "warmup": 0.3}},
-        *({"optimizer": {"name": name}} for name in _OF_TORCH),
+        *_OF_TORCH,
         {"optimizer": {"name": "tests.optimizers:ScheduleFree", "lr": 0.3}},
         {"optimizer": {"name": "adam", "arguments": {"amsgrad": True}}},
         {"schedule": {"name": "wsd", "decay": 4, "warmup": 2}},
@@ -122,17 +67,9 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
     ],
     ids=str,
 )
-def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, options):
-    config = configure(**{"every": "2 steps", **options})
-    whole = opened(config, tmp_path / "whole", toy())
-    _run(whole)
-    with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", toy(), should_stop=_crash_at(7)))
-    resumed = opened(config, tmp_path / "cut", toy())
-    assert 0 < resumed.state.progress.step < whole.state.progress.step
-    _run(resumed)
-    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+def test_every_kind_of_run_resumes_exactly(resumes_exactly, configure, toy, options):
+    _, resumed = resumes_exactly(configure(**{"every": "2 steps", **options}), toy, 7)
+    assert 0 < resumed.resumed_at < resumed.position
 
 
 class Grouped:
@@ -151,50 +88,21 @@ class Grouped:
         ]
 
 
-@pytest.mark.parametrize("crash_at", [3, 5, 10])
-def test_run_with_groups_of_its_own_resumes_exactly(tmp_path, opened, configure, toy, crash_at):
+def test_run_with_groups_of_its_own_resumes_exactly(
+    tmp_path, resumes_exactly, opened, configure, toy
+):
     task = type("GroupedToy", (Grouped, toy), {})
     config = configure(every="2 steps", schedule=WARMUP)
-    whole = opened(config, tmp_path / "whole", task())
-    frozen = [p.clone() for p in whole.model[0].parameters()]
-    trained = [p.clone() for p in whole.model[3].parameters()]
-    rates = []
-    whole._step.optimizer.register_step_post_hook(
-        lambda optimizer, *_: rates.append([group["lr"] for group in optimizer.param_groups])
-    )
-    _run(whole)
-    for fast, slow, _ in rates:
-        assert slow == pytest.approx(0.1 * fast)
-    assert [fast for fast, _, _ in rates] == [
-        metrics["train/lr"] for _, metrics in _curve(tmp_path / "whole")
+    start = opened(config, tmp_path / "start", task()).model
+    whole, resumed = resumes_exactly(config, task, 3, 5, 10)
+    assert resumed.resumed_at > 0
+    fast, slow, _ = (group["lr"] for group in resumed.groups)
+    assert slow == pytest.approx(0.1 * fast)
+    changed = [
+        not torch.equal(*pair)
+        for pair in zip(start.parameters(), whole.model.parameters(), strict=True)
     ]
-
-    with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(crash_at)))
-    torch.manual_seed(99)
-    resumed = opened(config, tmp_path / "cut", task())
-    assert 0 < resumed.state.progress.step < whole.state.progress.step
-    _run(resumed)
-    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
-    assert _equal(frozen, list(resumed.model[0].parameters()))
-    for before, after in zip(trained, resumed.model[3].parameters(), strict=True):
-        assert not torch.equal(before, after)
-
-
-@pytest.mark.parametrize("crash_at", [3, 7])
-def test_run_with_two_optimizers_resumes_exactly(tmp_path, opened, configure, toy, crash_at):
-    task = type("TwoToy", (TwoOptimizers, toy), {})
-    config = configure(every="2 steps", schedule=WARMUP)
-    whole = opened(config, tmp_path / "whole", task())
-    _run(whole)
-    with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(crash_at)))
-    resumed = opened(config, tmp_path / "cut", task())
-    assert 0 < resumed.state.progress.step < whole.state.progress.step
-    _run(resumed)
-    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+    assert changed == [False, False, True, True]
 
 
 class Weighing:
@@ -212,31 +120,25 @@ class Weighing:
         return part * torch.exp(-self.balance) + weight * self.balance, weight
 
 
-def test_parameters_outside_the_model_resume_exactly(tmp_path, opened, configure, toy):
-    kind = type("WeighingToy", (Weighing, toy), {})
-    config = configure(every="2 steps")
-    whole, cut = kind(), kind()
-    trained = opened(config, tmp_path / "whole", whole)
-    _run(trained)
-    with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", kind(), should_stop=_crash_at(7)))
-    resumed = opened(config, tmp_path / "cut", cut)
-    assert resumed.resumed_at > 0
-    _run(resumed)
-    assert whole.balance.item() == cut.balance.item() != 0
-    assert _equal(trained.state.state_dict(), resumed.state.state_dict())
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+@pytest.mark.parametrize("mixed", [TwoOptimizers, Weighing])
+def test_what_a_task_trains_otherwise_resumes_exactly(resumes_exactly, configure, toy, mixed):
+    """Two optimizers; a parameter outside the model."""
+    config = configure(every="2 steps", schedule=WARMUP)
+    whole, resumed = resumes_exactly(config, type("Mixed", (mixed, toy), {}), 3, 7)
+    assert 0 < resumed.resumed_at < whole.position
+    if mixed is Weighing:
+        assert whole.task.balance.item() == resumed.task.balance.item() != 0
 
 
 def test_missing_state_of_outside_parameters_is_refused(tmp_path, opened, configure, toy):
-    _run(opened(configure(), tmp_path, toy(), until=1))
+    to_end(opened(configure(), tmp_path, toy(), until=1))
     with pytest.raises(CheckpointError, match="lacks the keys \\['outside'\\]"):
         opened(configure(), tmp_path, type("WeighingToy", (Weighing, toy), {})())
 
 
 def test_outside_parameters_keep_their_shape(tmp_path, opened, configure, toy):
     kind = type("WeighingToy", (Weighing, toy), {})
-    _run(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), until=1))
+    to_end(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), until=1))
     other = kind()
     other.balance = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*size mismatch"):
@@ -267,7 +169,7 @@ class Decaying:
 def test_groups_with_other_parameters_are_refused(tmp_path, opened, configure, toy, optimizer):
     before, now = type("Before", (Decaying, Sequences, toy), {}), type("Now", (Sequences, toy), {})
     config = configure(optimizer={"name": optimizer})
-    _run(opened(config, tmp_path, before(), until=1))
+    to_end(opened(config, tmp_path, before(), until=1))
     with pytest.raises(
         CheckpointError,
         match=r"does not fit .* \(its parameter groups hold \[5, 1\] parameters, those of the "
@@ -287,7 +189,7 @@ def test_moments_of_another_shape_are_refused(tmp_path, opened, configure, toy, 
         return type("Ordered", (toy,), {"param_groups": groups})()
 
     config = configure(optimizer={"name": optimizer})
-    _run(opened(config, tmp_path, task(0, 3), until=1))
+    to_end(opened(config, tmp_path, task(0, 3), until=1))
     with pytest.raises(
         CheckpointError,
         match=r"does not fit .* belongs to a parameter of shape \[8, 5\], but the task's "
@@ -315,20 +217,17 @@ def _run_drawing(toy, opened, config, directory, *, crash_after=None):
 
     trainer = opened(config, directory, Drawing(), should_stop=after_each_step)
     try:
-        _run(trainer)
+        to_end(trainer)
     except Crash:
         assert crash_after is not None
     return generators
 
 
 @pytest.mark.seeds("S15")
-@pytest.mark.parametrize("crash_after", [3, 4, 7])
-def test_generators_are_equal_after_each_resumed_step(
-    tmp_path, opened, configure, toy, crash_after
-):
+def test_generators_are_equal_after_each_resumed_step(tmp_path, opened, configure, toy):
     config = configure(every="2 steps")
     whole = _run_drawing(toy, opened, config, tmp_path / "whole")
-    _run_drawing(toy, opened, config, tmp_path / "cut", crash_after=crash_after)
+    _run_drawing(toy, opened, config, tmp_path / "cut", crash_after=4)
     torch.manual_seed(99)
     numpy.random.seed(99)
     random.seed(99)
@@ -336,12 +235,12 @@ def test_generators_are_equal_after_each_resumed_step(
     # Otherwise equality would say nothing: each generator moves with each step.
     for name in ("torch", "numpy", "python"):
         for one, other in itertools.pairwise(whole.values()):
-            assert not _equal(one[name], other[name]), name
+            assert not equal(one[name], other[name]), name
     assert list(rest) == list(range(min(rest), 13))
-    assert 2 < min(rest) <= crash_after + 1
+    assert 2 < min(rest) <= 5
     for step, found in rest.items():
         for name in ("torch", "numpy", "python"):
-            assert _equal(whole[step][name], found[name]), (step, name)
+            assert equal(whole[step][name], found[name]), (step, name)
 
 
 class _Stateless:
@@ -351,59 +250,52 @@ class _Stateless:
         return _Stateless, ()
 
 
-def test_fp16_skipped_last_window_survives_an_interruption(tmp_path, opened, configure, toy):
-    """The last row's metrics are in the file then, and nothing follows it but the boundary's."""
+def _overflowing(toy, is_there):
+    """A task whose gradients overflow where `is_there` says so of its progress."""
     here = _Stateless()
 
     class Overflowing(toy):
         def loss(self, model, batch):
             part, weight = super().loss(model, batch)
-            at = here.trainer.state.progress
-            if model.training and (at.epoch, at.window) == (1, 3):
+            if model.training and is_there(here.trainer.state.progress):
                 part.register_hook(lambda gradient: gradient * torch.inf)
             return part, weight
 
+    return here, Overflowing
+
+
+def test_fp16_skipped_last_window_survives_an_interruption(tmp_path, opened, configure, toy):
+    """The last row's metrics are in the file then, and nothing follows it but the boundary's."""
+    here, kind = _overflowing(toy, lambda at: (at.epoch, at.window) == (1, 3))
     config = configure(every="1 step", metric="train/loss", precision="fp16")
-    whole = here.trainer = opened(config, tmp_path / "whole", Overflowing())
-    reports = _run(here.trainer)
+    whole = here.trainer = opened(config, tmp_path / "whole", kind())
+    reports = to_end(here.trainer)
     assert [(report.epoch, report.step) for report in reports] == [(1, 4), (2, 7), (3, 11)]
     assert reports[1].metrics["train/loss"] == reports[1].rows[-2].metrics["train/loss"]
 
     def before_it():
         return here.trainer.state.progress.step == 7
 
-    here.trainer = opened(config, tmp_path / "cut", Overflowing(), should_stop=before_it)
-    assert len(_run(here.trainer)) == 1
-    here.trainer = opened(config, tmp_path / "cut", Overflowing())
-    assert [report.epoch for report in _run(here.trainer)] == [2, 3]
-    assert _equal(whole.state.state_dict(), here.trainer.state.state_dict())
-    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+    here.trainer = opened(config, tmp_path / "cut", kind(), should_stop=before_it)
+    assert len(to_end(here.trainer)) == 1
+    here.trainer = opened(config, tmp_path / "cut", kind())
+    assert [report.epoch for report in to_end(here.trainer)] == [2, 3]
+    assert equal(whole.state.state_dict(), here.trainer.state.state_dict())
+    assert curve(tmp_path / "whole") == curve(tmp_path / "cut")
 
 
 def test_fp16_skipped_first_epoch_stays_in_the_curve(tmp_path, opened, configure, toy):
-    here = _Stateless()
-
-    class Overflowing(toy):
-        def loss(self, model, batch):
-            part, weight = super().loss(model, batch)
-            if model.training and here.trainer.state.progress.epoch == 0:
-                part.register_hook(lambda gradient: gradient * torch.inf)
-            return part, weight
-
+    here, kind = _overflowing(toy, lambda at: at.epoch == 0)
     config = configure(precision="fp16")
-    here.trainer = opened(config, tmp_path / "whole", Overflowing())
-    assert [(report.epoch, report.step) for report in _run(here.trainer)] == [
-        (1, 0),
-        (2, 4),
-        (3, 8),
-    ]
-    here.trainer = opened(config, tmp_path / "cut", Overflowing(), until=1)
-    _run(here.trainer)
-    here.trainer = opened(config, tmp_path / "cut", Overflowing())
-    _run(here.trainer)
-    curve = _curve(tmp_path / "whole")
-    assert [step for step, _ in curve] == list(range(9))
-    assert curve == _curve(tmp_path / "cut")
+    here.trainer = opened(config, tmp_path / "whole", kind())
+    reports = to_end(here.trainer)
+    assert [(report.epoch, report.step) for report in reports] == [(1, 0), (2, 4), (3, 8)]
+    for until in (1, None):
+        here.trainer = opened(config, tmp_path / "cut", kind(), until=until)
+        to_end(here.trainer)
+    rows = curve(tmp_path / "whole")
+    assert [step for step, _ in rows] == list(range(9))
+    assert rows == curve(tmp_path / "cut")
 
 
 def test_checkpoints_of_another_user_are_not_resumed(
@@ -412,7 +304,7 @@ def test_checkpoints_of_another_user_are_not_resumed(
     """They name classes, of which a resume makes objects."""
     config = configure(epochs=1)
     trainer = opened(config, tmp_path, toy())
-    _run(trainer)
+    to_end(trainer)
     trainer.close()
     monkeypatch.setattr(checkpoint, "is_ours", lambda _: False)
     with pytest.raises(CheckpointError, match=r"belongs to user \d+, and resuming"):
@@ -425,12 +317,12 @@ def test_interruptions_are_counted_where_the_run_resumed(tmp_path, opened, confi
     config = configure(every="2 steps")
     for crash in (3, 4):  # after step 3, and four steps after that
         with pytest.raises(Crash):
-            _run(opened(config, tmp_path, toy(), should_stop=_crash_at(crash)))
+            to_end(opened(config, tmp_path, toy(), should_stop=crash_at(crash)))
     last = opened(config, tmp_path, toy())
     marks = read_resumptions(tmp_path)
     assert marks == sorted({2, last.resumed_at})
-    _run(last)
-    _run(opened(config, tmp_path, toy()))  # it had ended: nothing was interrupted
+    to_end(last)
+    to_end(opened(config, tmp_path, toy()))  # it had ended: nothing was interrupted
     assert read_resumptions(tmp_path) == marks
 
 
@@ -438,32 +330,18 @@ def _constant(self, model, batches):  # noqa: ARG001  an evaluation's signature
     return {"loss": 1.0}
 
 
-def test_plateau_remembers_across_a_crash(tmp_path, opened, configure, toy):
-    """The metric never improves: every evaluation after the first drops the learning rate."""
-    task = type("Constant", (toy,), {"evaluate": _constant})
-    plateau = {"name": "plateau", "patience": 0}
-    config = configure(every="2 steps", schedule=plateau, optimizer={"lr": 1e-3})
-    _run(opened(config, tmp_path / "whole", task()))
-    with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(7)))
-    _run(opened(config, tmp_path / "cut", task()))
-    curve = _curve(tmp_path / "cut")
-    assert curve == _curve(tmp_path / "whole")
-    assert curve[-1][1]["train/lr"] == pytest.approx(1e-4)
-
-
 def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, toy):
     """Epochs 1 (a best) and 3 save; the crash after epoch 2 leaves rows that no state covers."""
     task = type("Constant", (toy,), {"evaluate": _constant})
     config = configure(every="3 epochs")
-    _run(opened(config, tmp_path / "whole", task()))
+    to_end(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(11)))
-    assert _curve(tmp_path / "cut")[-1][0] == 8
+        to_end(opened(config, tmp_path / "cut", task(), should_stop=crash_at(11)))
+    assert curve(tmp_path / "cut")[-1][0] == 8
     resumed = opened(config, tmp_path / "cut", task())
-    assert _curve(tmp_path / "cut")[-1][0] == resumed.state.progress.step == 4
-    _run(resumed)
-    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
+    assert curve(tmp_path / "cut")[-1][0] == resumed.state.progress.step == 4
+    to_end(resumed)
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
 
 
 def test_rows_are_durable_before_their_checkpoint(tmp_path, opened, configure, toy, monkeypatch):
@@ -476,29 +354,14 @@ def test_rows_are_durable_before_their_checkpoint(tmp_path, opened, configure, t
             return original(*arguments)
 
         monkeypatch.setattr(owner, name, follow)
-    _run(opened(configure(epochs=1), tmp_path, toy()))
+    to_end(opened(configure(epochs=1), tmp_path, toy()))
     assert order == ["sync", "commit"]
 
 
-def test_augmentation_is_equal_for_any_workers_and_a_crash(tmp_path, opened, configure, toy):
-    """Dropout and augmentation on; no worker, two workers, and two workers with a crash."""
-    states = []
-    for workers in (0, 2):
-        config = configure(every="2 steps", loader={"num_workers": workers})
-        trainer = opened(config, tmp_path / str(workers), toy(augmented=True))
-        _run(trainer)
-        states.append(trainer.state.state_dict())
-        trainer.close()
-    crashed = opened(config, tmp_path / "cut", toy(augmented=True), should_stop=_crash_at(6))
-    with pytest.raises(Crash):
-        _run(crashed)
-    crashed.close()
-    resumed = opened(config, tmp_path / "cut", toy(augmented=True))
-    _run(resumed)
-    states.append(resumed.state.state_dict())
-    resumed.close()
-    assert _equal(states[0], states[1])
-    assert _equal(states[0], states[2])
+def test_augmentation_is_equal_for_any_workers_and_a_crash(resumes_exactly, configure, toy):
+    config = configure(every="2 steps", loader={"num_workers": 2})
+    alone = configure(every="2 steps")
+    resumes_exactly(config, lambda: toy(augmented=True), 6, undisturbed=alone)
     assert not multiprocessing.active_children()
 
 
@@ -509,32 +372,32 @@ def test_augmentation_does_not_depend_on_micro_batches(tmp_path, opened, configu
         task.dropout = 0.0
         config = configure(accumulation=accumulation)
         trainer = opened(config, tmp_path / str(accumulation), task)
-        losses.append([r.metrics["train/loss"] for e in _run(trainer) for r in e.rows])
+        losses.append([r.metrics["train/loss"] for e in to_end(trainer) for r in e.rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_interrupted_run_saves_and_resumes(tmp_path, opened, configure, toy):
     config = configure()
     whole = opened(config, tmp_path / "whole", toy())
-    expected = _run(whole)
+    expected = to_end(whole)
     steps = itertools.count(1)
     stopped = opened(config, tmp_path / "cut", toy(), should_stop=lambda: next(steps) >= 6)
-    first = _run(stopped)
+    first = to_end(stopped)
     assert [report.epoch for report in first] == [1]
     resumed = opened(config, tmp_path / "cut", toy())
     assert resumed.state.progress.step == 6
-    second = _run(resumed)
+    second = to_end(resumed)
     # Rows logged before the interruption are reported with the epoch that they belong to.
     assert [[row.step for row in r.rows] for r in first + second] == [
         [row.step for row in r.rows] for r in expected
     ]
-    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
+    assert equal(whole.state.state_dict(), resumed.state.state_dict())
 
 
 def test_finished_run_repeats_its_last_report(tmp_path, opened, configure, toy):
     config = configure()
-    last = _run(opened(config, tmp_path, toy()))[-1]
-    (again,) = _run(opened(config, tmp_path, toy()))
+    last = to_end(opened(config, tmp_path, toy()))[-1]
+    (again,) = to_end(opened(config, tmp_path, toy()))
     assert again.finished
     assert (again.step, again.epoch, again.metrics) == (last.step, last.epoch, last.metrics)
     assert again.rows == []
@@ -544,11 +407,11 @@ def test_finished_run_repeats_its_last_report(tmp_path, opened, configure, toy):
 def test_run_starts_from_another_runs_checkpoint(tmp_path, opened, configure, toy):
     config = configure(epochs=2)
     donor = opened(config, tmp_path / "donor", toy())
-    _run(donor)
+    to_end(donor)
     first, _ = donor.store.generations()
     copied = opened(config, tmp_path / "heir", toy(), restore=first.address)
     assert copied.state.progress.epoch == 1
-    assert [r.epoch for r in _run(copied)] == [2]
+    assert [r.epoch for r in to_end(copied)] == [2]
 
 
 def test_warm_started_run_keeps_group_multipliers(tmp_path, opened, configure, toy):
@@ -559,11 +422,11 @@ def test_warm_started_run_keeps_group_multipliers(tmp_path, opened, configure, t
 
     config = configure(schedule={"name": "constant"}, optimizer={"lr": 0.01})
     donor = opened(config, tmp_path / "donor", task(10.0), until=1)
-    _run(donor)
+    to_end(donor)
     heir = opened(config, tmp_path / "heir", task(1.0), restore=donor.store.newest().address)
-    _run(heir)
+    to_end(heir)
     assert [group["lr"] for group in heir.groups] == [0.01]
-    assert {metrics["train/lr"] for _, metrics in _curve(tmp_path / "heir")} == {0.01}
+    assert {metrics["train/lr"] for _, metrics in curve(tmp_path / "heir")} == {0.01}
 
 
 @pytest.mark.parametrize(("size", "again"), [(12, 0), (6, 0), (4, 0), (8, 0), (9, 6), (30, 24)])
@@ -583,9 +446,9 @@ def test_batch_size_change_in_mid_epoch_loses_no_sample(
     first = opened(
         configure(epochs=1), tmp_path, Seen(samples=60), should_stop=lambda: next(asked)
     )
-    _run(first)
+    to_end(first)
     assert len(seen) == 24
-    _run(opened(configure(epochs=1, batch_size=size), tmp_path, Seen(samples=60)))
+    to_end(opened(configure(epochs=1, batch_size=size), tmp_path, Seen(samples=60)))
     assert (len(set(seen)), len(seen)) == (60, 60 + again)
 
 
@@ -626,7 +489,7 @@ def test_unreadable_state_is_refused_before_training(tmp_path, opened, configure
     )
     trainer = opened(config, tmp_path / "run", None)
     with pytest.raises(CheckpointError, match=wanted):
-        _run(trainer)
+        to_end(trainer)
     assert trainer.state.progress.step == 2
     with pytest.raises(CheckpointError, match=wanted):
         inspect_task(CheckRequest(config=config))
@@ -635,7 +498,7 @@ def test_unreadable_state_is_refused_before_training(tmp_path, opened, configure
 def test_eager_momentum_is_kept_if_a_state_has_none(tmp_path, opened, configure, toy):
     """Else a first step that fp16 skips would leave whatever the memory held."""
     donor = opened(configure(optimizer={"name": "sgd", "momentum": 0.0}), tmp_path, toy(), until=1)
-    _run(donor)
+    to_end(donor)
     config = configure(optimizer={"name": "sgd", "momentum": 0.9})
     heir = opened(config, tmp_path / "heir", toy(), restore=donor.store.newest().address)
     (group,) = [group for group in heir.groups if group["weight_decay"] == 0][:1]
@@ -658,7 +521,7 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 
 
 @pytest.mark.seeds("S17")
-def test_crash_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
+def test_crash_in_the_third_epoch_leaves_one_continuouscurve(tmp_path):
     config = TrialConfig.model_validate(
         {
             "task": {"name": "digits", "model": "mlp", "width": 8, "dropout": 0.1},
@@ -674,8 +537,8 @@ def test_crash_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
     with open_trainer(config, tmp_path / "cut", device="cpu") as resumed:
         # What was being written when the process died is there or not; what came before is.
         assert resumed.state.progress.step in (40, 46, 50)
-        _run(resumed)
+        to_end(resumed)
     with open_trainer(config, tmp_path / "whole", device="cpu") as whole:
-        _run(whole)
-    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
-    assert [step for step, _ in _curve(tmp_path / "cut")] == list(range(1, 93))
+        to_end(whole)
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    assert [step for step, _ in curve(tmp_path / "cut")] == list(range(1, 93))

@@ -13,9 +13,8 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 
 from trainable.build import build_parts, open_trainer
 from trainable.config import OptimizerConfig, TrialConfig
-from trainable.errors import TaskError
 from trainable.find_task import load_task
-from trainable.optim import build_optimizer, check_groups
+from trainable.optim import build_optimizer
 from trainable.seeding import set_seed
 from trainable.task import Data, Task, decay_groups
 
@@ -58,11 +57,6 @@ def test_tensors_below_two_dimensions_do_not_decay() -> None:
     }  # fmt: skip
     listed = [p for group in decay_groups(block) for p in group["params"]]
     assert len(listed) == len(list(block.parameters()))
-
-
-def test_fully_frozen_model_is_refused() -> None:
-    with pytest.raises(TaskError, match="no parameter to train"):
-        check_groups(OptimizerConfig(), decay_groups(nn.Linear(3, 2).requires_grad_(False)))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adafactor"])

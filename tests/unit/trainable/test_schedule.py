@@ -46,69 +46,69 @@ def _after_warmup(warmup, make):
     return chained
 
 
-def _ours(**options):
-    schedule = Schedule(
-        ScheduleConfig(**options), peak=PEAK, total_steps=TOTAL, steps_per_epoch=PER_EPOCH
+def _schedule(total=TOTAL, *, mode="min", **options):
+    return Schedule(
+        ScheduleConfig(**options),
+        peak=PEAK,
+        total_steps=total,
+        steps_per_epoch=PER_EPOCH,
+        mode=mode,
     )
+
+
+def _ours(**options):
+    schedule = _schedule(**options)
     return [PEAK * schedule.factor(step) for step in range(TOTAL)]
 
 
-@pytest.mark.seeds("S10")
-@pytest.mark.parametrize("warmup", [0, 1, 7])
-@pytest.mark.parametrize("final", [0.0, 0.1])
-def test_cosine(warmup, final):
-    expected = _torch_curve(
-        _after_warmup(
-            warmup,
-            lambda o: theirs.CosineAnnealingLR(o, TOTAL - warmup, eta_min=final * PEAK),
-        )
-    )
-    assert _ours(name="cosine", warmup=warmup, final=final) == pytest.approx(expected, abs=1e-12)
+THEIRS = {
+    "cosine": (
+        {"final": 0.1},
+        lambda o, left: theirs.CosineAnnealingLR(o, left, eta_min=0.1 * PEAK),
+    ),
+    "linear": (
+        {"final": 0.1},
+        lambda o, left: theirs.LinearLR(o, start_factor=1.0, end_factor=0.1, total_iters=left),
+    ),
+    "constant": ({}, lambda o, _: theirs.ConstantLR(o, factor=1.0, total_iters=1)),
+    "polynomial": ({"power": 0.9}, lambda o, left: theirs.PolynomialLR(o, left, 0.9)),
+    "exponential": (
+        {"gamma": 0.3, "step_epochs": 2},
+        lambda o, _: theirs.ExponentialLR(o, 0.3 ** (1 / (PER_EPOCH * 2))),
+    ),
+}
 
 
 @pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [0, 1, 7])
-@pytest.mark.parametrize("final", [0.0, 0.1])
-def test_linear(warmup, final):
-    expected = _torch_curve(
-        _after_warmup(
-            warmup,
-            lambda o: theirs.LinearLR(
-                o, start_factor=1.0, end_factor=final, total_iters=TOTAL - warmup
-            ),
-        )
-    )
-    assert _ours(name="linear", warmup=warmup, final=final) == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("name", THEIRS)
+def test_curve_equals_that_of_torch(name, warmup):
+    options, make = THEIRS[name]
+    expected = _torch_curve(_after_warmup(warmup, lambda o: make(o, TOTAL - warmup)))
+    found = _ours(name=name, warmup=warmup, **options)
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.seeds("S10")
-@pytest.mark.parametrize("warmup", [0, 5])
-def test_constant(warmup):
-    expected = _torch_curve(
-        _after_warmup(warmup, lambda o: theirs.ConstantLR(o, factor=1.0, total_iters=1))
-    )
-    assert _ours(name="constant", warmup=warmup) == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("name", ["cosine", "linear", "polynomial"])
+def test_final_rate_lifts_the_curve(name):
+    whole, lifted = _ours(name=name), _ours(name=name, final=0.5)
+    assert lifted == pytest.approx([PEAK / 2 + one / 2 for one in whole], abs=1e-12)
 
 
 @pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.3, 18])
 def test_onecycle(warmup):
     share = warmup / TOTAL if isinstance(warmup, int) else warmup
-    expected = _onecycle(share)
-    assert _ours(name="onecycle", warmup=warmup) == pytest.approx(expected, abs=1e-12)
-
-
-def _onecycle(share):
     optimizer = _optimizer()
     scheduler = theirs.OneCycleLR(
         optimizer, max_lr=PEAK, total_steps=TOTAL, pct_start=share, cycle_momentum=False
     )
-    rates = [optimizer.param_groups[0]["lr"]]
+    expected = [optimizer.param_groups[0]["lr"]]
     for _ in range(TOTAL - 1):
         optimizer.step()
         scheduler.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    return rates
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert _ours(name="onecycle", warmup=warmup) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.seeds("S10")
@@ -133,12 +133,7 @@ def test_plateau_after_a_warmup():
     """Evaluated after each epoch of 6 steps, never better: the first after the warmup of 15 (that
     of step 18) is the best, and from the second on each one drops.
     """
-    schedule = Schedule(
-        ScheduleConfig(name="plateau", gamma=0.5, patience=0, warmup=15),
-        peak=PEAK,
-        total_steps=TOTAL,
-        steps_per_epoch=PER_EPOCH,
-    )
+    schedule = _schedule(name="plateau", gamma=0.5, patience=0, warmup=15)
     optimizer, rates = _optimizer(), []
     optimizer.param_groups[0]["initial_lr"] = PEAK
     for step in range(TOTAL):
@@ -157,13 +152,7 @@ def test_plateau_after_a_warmup():
 def test_plateau(mode):
     optimizer = _optimizer()
     reference = theirs.ReduceLROnPlateau(optimizer, mode=mode, factor=0.5, patience=2)
-    schedule = Schedule(
-        ScheduleConfig(name="plateau", gamma=0.5, patience=2),
-        peak=PEAK,
-        total_steps=TOTAL,
-        steps_per_epoch=PER_EPOCH,
-        mode=mode,
-    )
+    schedule = _schedule(name="plateau", gamma=0.5, patience=2, mode=mode)
     values = [5.0, 4.0, 4.0, 4.0, 4.0, 3.9, math.nan, 4.1, 4.2, 4.3, 6.0, 6.0, 6.0, 6.0, 6.1]
     for epoch, value in enumerate(values):
         reference.step(value)
@@ -174,13 +163,7 @@ def test_plateau(mode):
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_value_that_is_not_finite_is_no_improvement(mode, value):
-    schedule = Schedule(
-        ScheduleConfig(name="plateau", gamma=0.5, patience=1),
-        peak=PEAK,
-        total_steps=TOTAL,
-        steps_per_epoch=PER_EPOCH,
-        mode=mode,
-    )
+    schedule = _schedule(name="plateau", gamma=0.5, patience=1, mode=mode)
     found = []
     for one in (value, 1.0, value, value, 1.0, 1.0):
         schedule.observe(one, PER_EPOCH)
@@ -189,19 +172,14 @@ def test_value_that_is_not_finite_is_no_improvement(mode, value):
 
 
 def test_plateau_ignores_the_warmup_and_survives_a_restart():
-    config = ScheduleConfig(name="plateau", gamma=0.5, patience=0, warmup=12)
-
-    def make():
-        return Schedule(config, peak=PEAK, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
-
-    schedule = make()
+    options = {"name": "plateau", "gamma": 0.5, "patience": 0, "warmup": 12}
+    schedule, again = _schedule(**options), _schedule(**options)
     for value in (1.0, 2.0, 3.0):
         schedule.observe(value, 6)
     assert schedule.factor(12) == 1.0
     schedule.observe(1.0, 12)
     schedule.observe(2.0, 18)
     assert schedule.factor(18) == 0.5
-    again = make()
     again.load_state_dict(schedule.state_dict())
     schedule.observe(2.0, 24)
     again.observe(2.0, 24)
@@ -217,9 +195,7 @@ def test_groups_keep_their_multipliers():
         ],
         lr=PEAK,
     )
-    schedule = Schedule(
-        ScheduleConfig(name="linear"), peak=PEAK, total_steps=10, steps_per_epoch=5
-    )
+    schedule = _schedule(10, name="linear")
     schedule.set_lr(optimizer, 5)
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([PEAK / 2, PEAK / 20])
     assert schedule.lr == pytest.approx(PEAK / 2)
@@ -242,17 +218,9 @@ def test_warmup_as_long_as_the_run_shows_both_numbers():
 @pytest.mark.parametrize(("cycles", "growth", "first"), [(3, 1, 18), (2, 2, 18), (1, 1, 54)])
 def test_cosine_restarts(warmup, cycles, growth, first):
     total = first * cycles if growth == 1 else first * (growth**cycles - 1) // (growth - 1)
-    schedule = Schedule(
-        ScheduleConfig(
-            name="cosine_restarts",
-            warmup=warmup,
-            final=0.1,
-            cycles=cycles,
-            cycle_growth=float(growth),
-        ),
-        peak=PEAK,
-        total_steps=total + warmup,
-        steps_per_epoch=PER_EPOCH,
+    cycling = {"cycles": cycles, "cycle_growth": float(growth)}
+    schedule = _schedule(
+        total + warmup, name="cosine_restarts", warmup=warmup, final=0.1, **cycling
     )
     expected = _torch_curve(
         lambda o: theirs.CosineAnnealingWarmRestarts(o, first, growth, eta_min=0.1 * PEAK)
@@ -262,38 +230,13 @@ def test_cosine_restarts(warmup, cycles, growth, first):
     assert schedule.factor(total + warmup) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("warmup", [0, 7])
-@pytest.mark.parametrize("power", [1.0, 0.9, 2.0])
-def test_polynomial(warmup, power):
-    expected = _torch_curve(
-        _after_warmup(warmup, lambda o: theirs.PolynomialLR(o, TOTAL - warmup, power))
-    )
-    found = _ours(name="polynomial", warmup=warmup, power=power)
-    assert found == pytest.approx(expected, abs=1e-12)
-    lifted = _ours(name="polynomial", warmup=warmup, power=power, final=0.5)[warmup:]
-    assert lifted == pytest.approx([PEAK / 2 + one / 2 for one in expected[warmup:]], abs=1e-12)
-
-
-@pytest.mark.parametrize("warmup", [0, 7])
-def test_exponential(warmup):
-    per_step = 0.3 ** (1 / (PER_EPOCH * 2))
-    expected = _torch_curve(_after_warmup(warmup, lambda o: theirs.ExponentialLR(o, per_step)))
-    found = _ours(name="exponential", warmup=warmup, gamma=0.3, step_epochs=2)
-    assert found == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("warmup", [1, 4, 4000])
 def test_inverse_sqrt_is_the_transformer_schedule(warmup):
     # Vaswani et al. (2017), equation 3, with steps that count from 1, divided by its peak
     def noam(step):
         return min(step**-0.5, step * warmup**-1.5) / warmup**-0.5
 
-    schedule = Schedule(
-        ScheduleConfig(name="inverse_sqrt", warmup=warmup - 1),
-        peak=1.0,
-        total_steps=10_000,
-        steps_per_epoch=10,
-    )
+    schedule = _schedule(10_000, name="inverse_sqrt", warmup=warmup - 1)
     for step in range(1, 10_000, 7):
         assert schedule.factor(step - 1) == pytest.approx(noam(step), rel=1e-12)
 
@@ -325,23 +268,17 @@ def test_wsd(shape, final, decay):
 @pytest.mark.parametrize("name", ["wsd", "cosine_restarts", "polynomial", "inverse_sqrt"])
 def test_factors_of_long_runs_stay_in_range(name):
     for total in (1, 2, 3, 97):
-        schedule = Schedule(
-            ScheduleConfig(name=name, decay=1, cycles=3, cycle_growth=1.7),
-            peak=1.0,
-            total_steps=total,
-            steps_per_epoch=1,
-        )
+        schedule = _schedule(total, name=name, decay=1, cycles=3, cycle_growth=1.7)
         factors = [schedule.factor(step) for step in range(total + 1)]
         assert factors[0] == 1.0
         assert all(0.0 <= factor <= 1.0 for factor in factors)
 
 
 def test_warmup_and_decay_must_fit_into_the_run():
-    config = ScheduleConfig(name="wsd", warmup=10, decay=51)
     with pytest.raises(ConfigError) as refused:
-        Schedule(config, peak=1.0, total_steps=60, steps_per_epoch=6)
+        _schedule(60, name="wsd", warmup=10, decay=51)
     assert refused.value.key == "train.schedule.decay"
-    Schedule(config, peak=1.0, total_steps=61, steps_per_epoch=6)
+    _schedule(61, name="wsd", warmup=10, decay=51)
 
 
 def half_way(step, total, config):

@@ -1,11 +1,13 @@
-"""Errors within one step: overflow, non-finite losses, ignored windows."""
+"""One step: its order, overflow, non-finite losses, ignored windows; nothing outlives it."""
 
 # ruff: noqa: ARG002, ARG004  what stands in for something keeps its signature
 
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -168,12 +170,6 @@ def test_one_element_losses_equal_scalars():
     assert _equal(_weights(plain), _weights(kept))
 
 
-def test_weight_on_the_host_is_read_from_the_host():
-    step = _step()
-    step.device, step._reads_at_once = torch.device("meta"), False
-    assert isinstance(step._read(torch.tensor(2)), int)
-
-
 def test_optimizer_without_device_stop_syncs_and_raises():
     step = _step(optimizer="adafactor")
     step._reads_at_once = False
@@ -261,3 +257,89 @@ def test_weights_swapped_in_by_a_loss_are_used_once(precision):
     plain, teaching = (_step(task, precision=precision) for task in (Scripted(), Teaching()))
     assert teaching([GOOD], 1).loss == plain([GOOD], 1).loss
     assert _equal(_weights(teaching), _weights(plain))
+
+
+class Witness:
+    """Writes down, in order, the calls of methods of several objects."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        self._monkeypatch = monkeypatch
+
+    def watch(self, owner, name, called=None):
+        original = getattr(owner, name)
+
+        def follow(*arguments, **options):
+            self.calls.append(called or name)
+            return original(*arguments, **options)
+
+        self._monkeypatch.setattr(owner, name, follow)
+
+
+@pytest.mark.seeds("S1")
+def test_calls_of_a_step_come_in_the_documented_order(monkeypatch):
+    step, witness = _step(precision="fp16"), Witness(monkeypatch)
+    witness.watch(step.optimizer, "zero_grad")
+    witness.watch(step.model, "forward")
+    witness.watch(torch.Tensor, "backward")
+    witness.watch(step.precision.scaler, "unscale_")
+    witness.watch(Clipper, "__call__", "clip")
+    witness.watch(step.precision.scaler, "step")
+    witness.watch(step.precision.scaler, "update")
+    witness.watch(step.schedule, "set_lr", "schedule")
+    assert step([GOOD, GOOD], 1).taken
+    assert witness.calls == [
+        "zero_grad",
+        *["forward", "backward"] * 2,
+        "unscale_",
+        "clip",
+        "step",
+        "update",
+        "schedule",
+    ]
+
+
+@pytest.mark.seeds("S1")
+def test_gradients_are_cleared_to_none_first():
+    """A gradient left over from elsewhere has no part in the step."""
+    clean, dirty = _step(), _step()
+    for parameter in dirty.model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e6)
+    weight, seen = dirty.model.weight, []
+    dirty.model.register_forward_pre_hook(lambda *_: seen.append(weight.grad))
+    assert clean([GOOD], 1).grad_norm == dirty([GOOD], 1).grad_norm
+    assert seen[0] is None, "with zeros, a weight that the loss does not use would decay"
+
+
+class Remembering(Scripted):
+    """Keeps a weak reference to each loss."""
+
+    def __init__(self):
+        self.parts = []
+
+    def loss(self, model, batch):
+        part, weight = super().loss(model, batch)
+        self.parts.append(weakref.ref(part))
+        return part, weight
+
+
+@pytest.mark.seeds("S14")
+@pytest.mark.parametrize("deferred", [False, True])
+def test_outcome_keeps_no_graph(deferred):
+    """Whoever keeps outcomes for a whole epoch keeps numbers, not the activations behind them."""
+    step = _step(Remembering())
+    step._reads_at_once = not deferred
+    outcomes = [step([GOOD, GOOD], number) for number in (1, 2, 3)]
+    for outcome in outcomes:
+        for value in outcome:
+            assert not (isinstance(value, torch.Tensor) and value.requires_grad)
+    gc.collect()
+    assert all(part() is None for part in step.task.parts)
+
+
+@pytest.mark.seeds("S14")
+def test_logged_values_are_plain_floats(tmp_path, opened, configure, toy):
+    trainer = opened(configure(layer_norms_every=1), tmp_path, toy())
+    for report in trainer.events():
+        values = [v for row in report.rows for v in row.metrics.values()]
+        assert {type(value) for value in values} == {float}

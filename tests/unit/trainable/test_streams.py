@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.chaos.sampled_data import ShuffledStream, sampled
+from tests.resumption import Crash, crash_at, equal, to_end
 from tests.unit.trainable.conftest import Noisy, Toy
-from tests.unit.trainable.test_resume import Crash, _crash_at, _curve, _equal, _run
 from trainable.check.findings import CheckRequest
 from trainable.check.inspect_task import inspect_task
 from trainable.config import TrialConfig
@@ -45,26 +45,13 @@ KINDS = [
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(("kind", "workers"), KINDS)
-def test_crashed_run_resumes_exactly(tmp_path, opened, configure, kind, workers):
+def test_crashed_run_resumes_exactly(resumes_exactly, configure, kind, workers):
     """At each of several places; samplers also as without loader processes."""
     config = configure(every="1 step", loader={"num_workers": workers})
     alone = configure(every="1 step") if kind in ("weighted", "ragged") else config
-    whole = opened(alone, tmp_path / "whole", Sampled(kind))
-    _run(whole)
-    whole.close()
-    for crash_at in (3, 5) if workers else (1, 4, 5, 7):
-        directory = tmp_path / f"cut-{crash_at}"
-        crashed = opened(config, directory, Sampled(kind), should_stop=_crash_at(crash_at))
-        with pytest.raises(Crash):
-            _run(crashed)
-        crashed.close()
-        torch.manual_seed(99)
-        resumed = opened(config, directory, Sampled(kind))
-        assert resumed.resumed_at > 0 or crash_at == 1
-        _run(resumed)
-        resumed.close()
-        assert _equal(whole.state.state_dict(), resumed.state.state_dict()), crash_at
-        assert _curve(tmp_path / "whole") == _curve(directory), crash_at
+    kills = (3, 5) if workers else (1, 4, 5, 7)
+    _, resumed = resumes_exactly(config, lambda: Sampled(kind), *kills, undisturbed=alone)
+    assert resumed.resumed_at > 0
     assert not multiprocessing.active_children()
 
 
@@ -83,25 +70,15 @@ class Endless(Sampled):
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("stream", 0), ("skipped", 2)])
-def test_stream_of_unknown_length_resumes_exactly(tmp_path, opened, configure, kind, workers):
+def test_stream_of_unknown_length_resumes_exactly(resumes_exactly, configure, kind, workers):
     """Reports fall within passes over the stream, and passes end between reports."""
-    budget = {"budget": {"steps": 11, "report_every": 3}}
-    config = configure(every="1 step", loader={"num_workers": workers})
-    config = type(config).model_validate({**config.model_dump(), **budget})
-    whole = opened(config, tmp_path / "whole", Endless(kind))
-    assert [report.step for report in _run(whole)] == [3, 6, 9, 11]
-    whole.close()
-    for crash_at in (4, 6):
-        directory = tmp_path / f"cut-{crash_at}"
-        crashed = opened(config, directory, Endless(kind), should_stop=_crash_at(crash_at))
-        with pytest.raises(Crash):
-            _run(crashed)
-        crashed.close()
-        resumed = opened(config, directory, Endless(kind))
-        _run(resumed)
-        resumed.close()
-        assert _equal(whole.state.state_dict(), resumed.state.state_dict()), crash_at
-        assert _curve(tmp_path / "whole") == _curve(directory), crash_at
+    config = configure(
+        every="1 step",
+        budget={"steps": 11, "report_every": 3},
+        loader={"num_workers": workers},
+    )
+    whole, _ = resumes_exactly(config, lambda: Endless(kind), 4, 6)
+    assert whole.state.progress.reports == 4
 
 
 def _config(tmp_path, monkeypatch, configure, source, *, sweep=None, **train):
@@ -280,16 +257,16 @@ def test_unknown_length_has_no_epochs_to_count(tmp_path, monkeypatch, configure,
 def test_second_save_of_a_place_is_the_first(tmp_path, opened, configure):
     """Although the first one has read a sample ahead."""
     trainer = opened(configure(), tmp_path, Sampled("stream"), should_stop=lambda: True)
-    _run(trainer)
+    to_end(trainer)
     saved = trainer.store.load(trainer.store.newest())
-    assert _equal(saved["position"], trainer.state.state_dict()["position"])
+    assert equal(saved["position"], trainer.state.state_dict()["position"])
 
 
 def test_other_number_of_stream_readers_is_refused(tmp_path, opened, configure):
     config = configure(every="1 step")
-    crashed = opened(config, tmp_path, Sampled("stream"), should_stop=_crash_at(2))
+    crashed = opened(config, tmp_path, Sampled("stream"), should_stop=crash_at(2))
     with pytest.raises(Crash):
-        _run(crashed)
+        to_end(crashed)
     with pytest.raises(CheckpointError, match="read by 0 loader processes and now there are 2"):
         opened(configure(loader={"num_workers": 2}), tmp_path, Sampled("stream"))
 
@@ -312,7 +289,7 @@ def test_batches_of_a_loader_are_micro_batches(tmp_path, opened, configure):
     trainer = opened(configure(epochs=1, accumulation=2), tmp_path, Loaded())
     trainer._step.optimizer.register_step_post_hook(lambda *_: steps.append([]))
     steps.append([])
-    _run(trainer)
+    to_end(trainer)
     assert steps == [[10, 10], [10, 10], [3], []]
     assert trainer.state.progress.samples == 43
 
@@ -331,7 +308,7 @@ def test_epoch_without_a_step_is_refused(tmp_path, opened, configure):
 
     trainer = opened(configure(loader={"drop_last": True}), tmp_path, Fading())
     with pytest.raises(ConfigError, match="12 and the sampler chooses 11 samples"):
-        _run(trainer)
+        to_end(trainer)
 
 
 def test_same_sample_is_augmented_anew_each_time(tmp_path, opened, configure):
@@ -346,7 +323,7 @@ def test_same_sample_is_augmented_anew_each_time(tmp_path, opened, configure):
                 seen.append(batch[0])
             return super().loss(model, batch)
 
-    _run(opened(configure(epochs=1), tmp_path, Twice()))
+    to_end(opened(configure(epochs=1), tmp_path, Twice()))
     assert len(seen[0].unique(dim=0)) == 12
 
 
@@ -366,7 +343,7 @@ def test_each_evaluation_reads_the_same_samples(tmp_path, opened, configure):
 
     config = configure().model_dump() | {"budget": {"epochs": 3, "val_batches": 2}}
     trainer = opened(TrialConfig.model_validate(config), tmp_path, Partly("stream"))
-    _run(trainer)
+    to_end(trainer)
     assert (trainer.plans[1].windows, trainer.plans[1].samples) == (2, 24)
     assert len(seen) == 3
     assert len(seen[0]) == 24
@@ -403,22 +380,11 @@ def test_val_stream_of_unknown_length_warns(tmp_path, opened, configure, recwarn
     assert ["never ends" in str(one.message) for one in recwarn] == [True] * warns
 
 
-def test_stream_with_empty_state_resumes_exactly(tmp_path, opened, configure):
+def test_stream_with_empty_state_resumes_exactly(resumes_exactly, configure):
     """It continues where it was, and drops nothing."""
 
     class Chunks(Toy):
         def build_data(self):
             return Data(DrawnChunks(), super().build_data().val)
 
-    config = configure(budget={"steps": 6, "report_every": 3}, every="1 step")
-    whole = opened(config, tmp_path / "whole", Chunks())
-    _run(whole)
-    crashed = opened(config, tmp_path / "cut", Chunks(), should_stop=_crash_at(5))
-    with pytest.raises(Crash):
-        _run(crashed)
-    crashed.close()
-    torch.manual_seed(99)
-    resumed = opened(config, tmp_path / "cut", Chunks())
-    _run(resumed)
-    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
-    _equal(resumed.state.state_dict(), whole.state.state_dict())
+    resumes_exactly(configure(budget={"steps": 6, "report_every": 3}, every="1 step"), Chunks, 5)

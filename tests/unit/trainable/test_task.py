@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sweeps.spec.spec import parse_spec
+from tests.unit.trainable.conftest import Waves
 from trainable.build import open_trainer
 from trainable.errors import ConfigError, TaskError
 from trainable.find_task import load_task
@@ -67,16 +68,12 @@ _INTEGERS = (
 def test_classes_of_each_integer_type_train_and_are_counted(
     tmp_path, opened, configure, kind, weight
 ):
-    class Typed(Task):
+    class Typed(Waves):
         class_weights = weight
 
-        def build_model(self):
-            return nn.Linear(4, 2)
-
         def build_data(self):
-            x = torch.arange(96.0).view(24, 4).sin()
-            split = x, (x.sum(1) > 0).to(kind)
-            return Data(train=split, val=split)
+            x, y = super().build_data().train
+            return Data(train=(x, y.to(kind)), val=(x, y.to(kind)))
 
     x, y = Typed().build_data().train
     total, share = cross_entropy(nn.Linear(4, 2)(x), y, weight=weight)

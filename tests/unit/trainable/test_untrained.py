@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.unit.trainable.conftest import Waves
 from trainable.build import build_parts, build_step
 from trainable.check.first_batches import FirstBatches
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TaskError
-from trainable.task import Data, Task
+from trainable.task import Task
 
 LOOSE = nn.Parameter(torch.ones(2))
 
@@ -40,19 +41,15 @@ class Criterion:
         return self.inner["center"](outputs, targets)  # type: ignore[no-any-return]
 
 
-class Base(Task):
+class Base(Waves):
     """Two classes; `extra` is a further term of the loss."""
 
     def build_model(self) -> nn.Module:
         self.make()
-        return nn.Linear(4, 2)
+        return super().build_model()
 
     def make(self) -> None:
         self.center = Center()
-
-    def build_data(self) -> Data:
-        x = torch.arange(96.0).view(24, 4).sin()
-        return Data(train=(x, (x.sum(1) > 0).long()), val=(x, (x.sum(1) > 0).long()))
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         x, y = batch

@@ -22,6 +22,7 @@ from torch.ao.quantization import (
     prepare_qat,
 )
 
+from tests.unit.trainable.conftest import Waves
 from trainable.check.compare_states import state_differences
 from trainable.check.findings import CheckRequest
 from trainable.check.inspect_task import inspect_task
@@ -77,15 +78,7 @@ class Quantized(Task):
         return Data(train=split(48, 0), val=split(16, 1))
 
 
-class Plain(Task):
-    """A linear task; each variant has a model with other tensors."""
-
-    def build_data(self) -> Data:
-        x = torch.arange(96.0).view(24, 4).sin()
-        return Data(train=(x, (x.sum(1) > 0).long()), val=(x, (x.sum(1) > 0).long()))
-
-
-class Lazy(Plain):
+class Lazy(Waves):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.LazyLinear(6), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
 
@@ -104,12 +97,12 @@ class Observed(nn.Linear):
         return super().forward(x - self.mean)
 
 
-class Observing(Plain):
+class Observing(Waves):
     def build_model(self) -> nn.Module:
         return Observed()
 
 
-class Buffered(Plain):
+class Buffered(Waves):
     def build_model(self) -> nn.Module:
         model = nn.Linear(4, 2)
         wave = torch.complex(torch.ones(3), torch.arange(3.0))

@@ -87,17 +87,6 @@ def test_run_takes_weights_and_keeps_its_position(
     assert all(0 < g["lr"] <= 0.001 for g in trainer.groups), "the schedule's, of its own"
 
 
-def test_other_run_may_remove_its_checkpoint(heir: Path, train: Train) -> None:
-    found = inherited(heir)
-    assert found is not None
-    original = saved(heir.parent / "donor").path
-    assert os.stat(found.path / "state.pt").st_ino == os.stat(original / "state.pt").st_ino
-    train(heir.parent / "donor", 4, seed=1, **DONOR)
-    assert not original.exists() or len(CheckpointStore(heir.parent / "donor").generations()) > 2
-    state = train(heir, 3, seed=2, **HEIR)
-    assert state["progress"]["epoch"] == 3
-
-
 def test_interruption_changes_nothing(heir: Path, train: Train, tmp_path: Path) -> None:
     again = tmp_path / "again"
     shutil.copytree(heir, again)

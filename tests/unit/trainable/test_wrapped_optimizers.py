@@ -12,12 +12,12 @@ import torch
 from pytorch_optimizer import Lookahead
 from torch import nn
 
+from tests.unit.trainable.conftest import Waves
 from trainable.check.findings import CheckRequest
 from trainable.check.inspect_task import inspect_task
 from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.optim import build_optimizer
-from trainable.task import Data, Task
 
 
 def _sgd(params: Any, lr: float = 0.1) -> torch.optim.Optimizer:
@@ -129,18 +129,11 @@ REFUSED: dict[type, tuple[str, ...]] = {
 }
 
 
-class Built(Task):
+class Built(Waves):
     """Builds the optimizer of a class."""
 
     def __init__(self, kind: str = "Mended") -> None:
         self.kind = kind
-
-    def build_model(self) -> nn.Module:
-        return nn.Linear(4, 2)
-
-    def build_data(self) -> Data:
-        x = torch.arange(96.0).view(24, 4).sin()
-        return Data(train=(x, (x.sum(1) > 0).long()), val=(x, (x.sum(1) > 0).long()))
 
     def build_optimizer(self, model: nn.Module, config: TrainConfig) -> Any:
         kind = globals()[self.kind]
@@ -191,24 +184,8 @@ def test_object_that_is_no_optimizer_is_refused(configure: Callable[..., TrialCo
 
 @pytest.mark.parametrize("kind", [Mended, Lookahead], ids=lambda kind: kind.__name__)
 def test_wrapper_of_the_right_form_trains_and_resumes_to_the_same_bits(
-    tmp_path: Path,
-    opened: Callable[..., Any],
-    configure: Callable[..., TrialConfig],
-    kind: type,
+    configure: Callable[..., TrialConfig], resumes_exactly: Callable[..., Any], kind: type
 ) -> None:
     """That of pytorch_optimizer has a `state_dict()` of its own form."""
     inspect_task(CheckRequest(config=_config(configure, kind)))
-    config = configure(every="2 steps")
-    whole = opened(config, tmp_path / "whole", Built(kind.__name__))
-    list(whole.events())
-    steps = iter(range(1, 100))
-    cut = opened(
-        config, tmp_path / "cut", Built(kind.__name__), should_stop=lambda: next(steps) == 3
-    )
-    list(cut.events())
-    cut.close()
-    resumed = opened(config, tmp_path / "cut", Built(kind.__name__))
-    assert resumed.resumed_at == 3
-    list(resumed.events())
-    weights = [dict(one.model.state_dict()) for one in (whole, resumed)]
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    resumes_exactly(configure(every="1 step"), lambda: Built(kind.__name__), 4)
