@@ -92,35 +92,56 @@ def _save_if_due(store, step, state=dict, **options):
     return save_if_due(store, state, step=step, epoch=0, **options)
 
 
+class Run:
+    """A run that saves every second step, with a copy of its state after each of its steps."""
+
+    def __init__(self, opened, configure, directory, task, last):
+        self.states, self.store, self._last = {}, CheckpointStore(directory), last
+        config = configure(every="2 steps", optimizer={"lr": 0.1})
+        self.trainer = opened(config, directory, task, should_stop=self._after_step)
+
+    def __reduce__(self):  # says itself that none of it is state of a task that refers to it
+        return Run, ()
+
+    @property
+    def step(self):
+        return self.trainer.state.progress.step
+
+    def looked(self, step):
+        """Called after each step."""
+
+    def _after_step(self):
+        self.states.setdefault(self.step, snapshot(self.trainer.state.state_dict()))
+        self.looked(self.step)
+        return self.step == self._last
+
+    def train(self):
+        """Train to the last step; each generation has the state of its step."""
+        list(self.trainer.events())
+        found = {one.step: self.store.load(one) for one in self.store.generations()}
+        for step, state in found.items():
+            assert _bytes(state) == _bytes(parse_state(_bytes(self.states[step])))
+        return found
+
+
 @pytest.mark.seeds("S16 asynchronous")
 def test_training_continues_while_the_state_is_written(tmp_path, opened, configure, toy):
     """Every step after the second changes the parameters while its state is not yet on disk."""
-    states, pointers = {}, []
+    pointers, files = [], Gated.of(tmp_path)
 
-    def should_stop():
-        step = trainer.state.progress.step
-        if step <= 4:
-            states[step] = snapshot(trainer.state.state_dict())
-            pointers.append(trainer.store.pointer)
+    def look(step):
+        pointers.append(run.trainer.store.pointer)
         if step == 3:
             assert files.reached.wait(30)  # of step 2, and it does not get further yet
         if step == 4:
             files.gate.set()
-        return step == 4
 
-    config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, toy(samples=96), should_stop=should_stop)
-    files = Gated.of(tmp_path)
-    _put_under(trainer, files)
-    list(trainer.events())
-    assert pointers == [None] * 4
-    store = CheckpointStore(tmp_path)
-    assert [g.step for g in store.generations()] == [2, 4]
-    for generation in store.generations():
-        found, expected = store.load(generation), states[generation.step]
-        assert found["progress"]["step"] == generation.step
-        assert _bytes(found) == _bytes(parse_state(_bytes(expected)))
-    assert not torch.equal(states[2]["model"]["0.weight"], states[3]["model"]["0.weight"])
+    run = Run(opened, configure, tmp_path, toy(samples=96), last=4)
+    run.looked = look
+    _put_under(run.trainer, files)
+    assert list(run.train()) == [2, 4]
+    assert pointers[:4] == [None] * 4
+    assert not torch.equal(*(run.states[step]["model"]["0.weight"] for step in (2, 3)))
 
 
 @pytest.mark.seeds("S16 asynchronous")
@@ -137,29 +158,16 @@ def test_next_step_waits_for_the_copy_of_moments(tmp_path, opened, configure, to
 
     class Watched(toy):
         def loss(self, model, batch):
-            if trainer.state.progress.step == 2:
+            if run.step == 2:
                 seen.append(copied.is_set())
                 begun.set()
             return super().loss(model, batch)
 
-    states = {}
-
-    def should_stop():
-        step = trainer.state.progress.step
-        states[step] = snapshot(trainer.state.state_dict())
-        if step == 3:
-            seen.append(copied.is_set())
-        return step == 3
-
     monkeypatch.setattr(Snapshots, "finish", finish_late)
-    config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Watched(samples=96), should_stop=should_stop)
-    list(trainer.events())
-    assert seen == [False, True]
-    store = CheckpointStore(tmp_path)
-    found = {g.step: store.load(g) for g in store.generations()}
-    for step in (2, 3):
-        assert _bytes(found[step]) == _bytes(parse_state(_bytes(states[step])))
+    run = Run(opened, configure, tmp_path, Watched(samples=96), last=3)
+    run.looked = lambda step: seen.append(copied.is_set()) if step == 3 else None
+    found = run.train()
+    assert seen[:2] == [False, True]
     moments = [found[step]["optimizer"]["state"][0]["exp_avg"] for step in (2, 3)]
     assert not torch.equal(*moments)
 
@@ -186,30 +194,18 @@ def test_parameters_are_copied_before_the_next_forward(
             backup = weight.clone()
             weight += 0.5
             part = super().loss(model, batch)
-            if trainer.state.progress.step == 2:
+            if run.step == 2:
                 written.set()
                 assert copied.wait(30)
             if undone:
                 weight.copy_(backup)
             return part
 
-    states = {}
-
-    def should_stop():
-        step = trainer.state.progress.step
-        states[step] = snapshot(trainer.state.state_dict())
-        return step == 3
-
     monkeypatch.setattr(Snapshots, "finish", finish_late)
-    config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Adversarial(samples=96), should_stop=should_stop)
-    list(trainer.events())
-    store = CheckpointStore(tmp_path)
-    for generation in store.generations():
-        state = parse_state(_bytes(states[generation.step]))
-        assert _bytes(store.load(generation)) == _bytes(state)
-    of_the_optimizer = 3 * len(list(trainer.model.parameters()))  # two moments, and a count each
-    assert late == [of_the_optimizer] * 2
+    run = Run(opened, configure, tmp_path, Adversarial(samples=96), last=3)
+    run.train()
+    # two moments, and a count each
+    assert late == [3 * len(list(run.trainer.model.parameters()))] * 2
 
 
 def test_pointer_names_only_what_is_committed(tmp_path):

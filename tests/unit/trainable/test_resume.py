@@ -96,7 +96,7 @@ def test_run_with_groups_of_its_own_resumes_exactly(
     start = opened(config, tmp_path / "start", task()).model
     whole, resumed = resumes_exactly(config, task, 3, 5, 10)
     assert resumed.resumed_at > 0
-    fast, slow, _ = (group["lr"] for group in resumed.groups)
+    fast, slow, _ = (group["initial_lr"] for group in resumed.groups)
     assert slow == pytest.approx(0.1 * fast)
     changed = [
         not torch.equal(*pair)
