@@ -350,7 +350,7 @@ def _axes(title: str, size: tuple[float, float] = (7.2, 4.2)) -> tuple[Figure, A
 
 def _save(figure: Figure, path: Path) -> Path:
     # no version, so that the same run gives the same bytes
-    options = {"metadata": {"Software": None}} if path.suffix == ".png" else {}
+    options: dict[str, Any] = {"metadata": {"Software": None}} if path.suffix == ".png" else {}
     figure.savefig(path, **options)
     return path
 

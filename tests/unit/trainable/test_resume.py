@@ -521,7 +521,7 @@ with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
 
 
 @pytest.mark.seeds("S17")
-def test_crash_in_the_third_epoch_leaves_one_continuouscurve(tmp_path):
+def test_crash_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
     config = TrialConfig.model_validate(
         {
             "task": {"name": "digits", "model": "mlp", "width": 8, "dropout": 0.1},
