@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sweeps.engine.cluster_address import VARIABLE, find_address
@@ -19,7 +19,7 @@ from sweeps.engine.resources import (
     ResourceError,
     ResourcePlan,
     StepMemory,
-    plan,
+    plan_sweep,
 )
 from sweeps.spec.spec import SweepSpec
 
@@ -47,14 +47,10 @@ def planned_resources(
     """Plan for this machine, or for the smallest cluster of a trial that it cannot hold."""
     is_named = find_address(None, environ) is not None
 
-    def plan_on(nodes: Sequence[Machine]) -> ResourcePlan:
-        trials, workers = spec.max_runs, spec.searched_workers
-        return plan(spec.resources, trials, spec.concurrency, nodes, step, workers=workers)
-
     _, workers = spec.searched_workers or (1, spec.resources.workers)
     try:
         caution = f"{_NOT_ASKED}; the plan is for this machine" if is_named else None
-        return PlannedResources(plan_on([machine]), machine.memory, caution)
+        return PlannedResources(plan_sweep(spec, [machine], step), machine.memory, caution)
     except ResourceError as error:
         if isinstance(error, GroupTooLarge):
             node, count = machine, math.ceil(workers / error.fitting)
@@ -72,7 +68,7 @@ def planned_resources(
             raise
         if count > _MOST_NODES:
             raise
-        return PlannedResources(plan_on([node] * count), None, caution)
+        return PlannedResources(plan_sweep(spec, [node] * count, step), None, caution)
 
 
 def _holding_one(spec: SweepSpec) -> Machine:

@@ -25,6 +25,7 @@ from trainable.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
     from sweeps.spec.sections import ResourcesConfig
+    from sweeps.spec.spec import SweepSpec
 
 # The memory of a trial that was not measured: a CUDA context, libraries and a small model. With
 # less, trials that share a GPU run out of memory.
@@ -177,6 +178,14 @@ class ResourcePlan:
         cpus = f"{self.cpu:g} CPU{'s' if self.cpu > 1 else ''}"
         because = f": {self.because}" if self.because else ""
         return f"{at_once}, each with {workers}{cpus}{gpu}{because}"
+
+
+def plan_sweep(
+    spec: SweepSpec, nodes: Sequence[Machine], step: StepMemory | None = None
+) -> ResourcePlan:
+    """Plan the resources of each trial of a sweep on some nodes."""
+    trials, workers = spec.max_runs, spec.searched_workers
+    return plan(spec.resources, trials, spec.concurrency, nodes, step, workers=workers)
 
 
 def plan(

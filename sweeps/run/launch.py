@@ -13,7 +13,7 @@ from pathlib import Path
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
-from sweeps.engine.resources import Machine, ResourcePlan, StepMemory, plan
+from sweeps.engine.resources import Machine, plan_sweep
 from sweeps.engine.signals import exit_on_signal
 from sweeps.engine.sweep_plan import make_plan
 from sweeps.engine.system_limits import check_limits
@@ -182,7 +182,7 @@ def _prepare(
         )
         display.doing("loading the task")
     nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-    resources = _plan(spec, nodes)
+    resources = plan_sweep(spec, nodes)
     if options.address is None:
         hidden = withheld_variables(spec)
         stack.enter_context(fork_server.serving(num_threads(resources.cpu), hidden))
@@ -199,7 +199,7 @@ def _prepare(
     if new:
         spec, cautions = resolve_search(spec, facts.default_arguments)
         facts = replace(facts, cautions=[*facts.cautions, *cautions])
-    resources = _plan(spec, nodes, facts.step_memory)
+    resources = plan_sweep(spec, nodes, facts.step_memory)
     memory = machine.memory if isinstance(machine, Machine) else None
     splits = SPLIT_SEED in {*facts.default_arguments, *spec.task.arguments}
     return PreparedSweep(
@@ -211,19 +211,6 @@ def _prepare(
         resources=resources,
         facts=facts,
         plan=make_plan(spec, resources, facts, memory=memory),
-    )
-
-
-def _plan(
-    spec: SweepSpec, nodes: Sequence[Machine], step: StepMemory | None = None
-) -> ResourcePlan:
-    return plan(
-        spec.resources,
-        spec.max_runs,
-        spec.concurrency,
-        nodes,
-        step,
-        workers=spec.searched_workers,
     )
 
 
