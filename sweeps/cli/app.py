@@ -125,6 +125,23 @@ def train(
         train_once(spec, directory, out, err, figures)
 
 
+def mcp(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            parser=read_path,
+            metavar="DIR",
+            help="The directory with the sweep files and tasks; sweeps are in runs/ below it.",
+        ),
+    ] = Path(),
+) -> None:
+    """Offer the sweeps of a directory to an agent, as tools of the Model Context Protocol."""
+    from sweeps.api.agent import serve
+
+    with input_errors():
+        serve(directory)
+
+
 def _register(group: str, *commands: tuple[Callable[..., None], str]) -> None:
     for command, example in commands:
         name = example.split()[0]
@@ -161,6 +178,7 @@ _register(
     (sync, "sync digits --verify"),
     (doctor, "doctor --json"),
 )
+app.command("mcp", hidden=True)(mcp)  # what a client starts, and nobody types
 
 
 def main() -> None:
