@@ -17,7 +17,7 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.interrupted_sweep import interrupted
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
-NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor"}
+NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "mcp"}
 MORE = {
     "show": ["0"],
     "stop": ["--now"],
