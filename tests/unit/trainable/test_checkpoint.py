@@ -109,6 +109,8 @@ def test_row_13_every_kind_of_damage_is_detected(tmp_path, name, num_flips):
         path.write_bytes(damaged)
         newest = CheckpointStore(tmp_path).newest()
         assert newest.step == 1, f"{what} of CHAOS_SEED={SEED} was not detected"
+    path.write_bytes(content[:-1])
+    assert _steps(CheckpointStore(tmp_path)) == [1], "listed without a look at its digest"
     path.write_bytes(content)
     assert CheckpointStore(tmp_path).newest().step == 2
 
