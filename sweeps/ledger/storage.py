@@ -40,7 +40,10 @@ class _Study:
 
 
 class StudyStorage:
-    """A study that only this process writes, and one thread at a time."""
+    """A study that one thread at a time writes.
+
+    What another connection has written is seen from the next transaction on.
+    """
 
     def __init__(self, location: LedgerFile) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -48,6 +51,7 @@ class StudyStorage:
         self._db = location.connect()
         self._writes = False
         self._known: _Study | None = None
+        self._version = 0
 
     def transact(self, work: Callable[[], _T]) -> _T:
         """Run `work` in one transaction; a nested call is a part of the outer transaction."""
@@ -57,9 +61,11 @@ class StudyStorage:
             return self._transact(work)
 
     def _transact(self, work: Callable[[], _T]) -> _T:
-        self._db.execute("BEGIN IMMEDIATE")
         self._writes = True
         try:
+            self._db.execute("BEGIN IMMEDIATE")
+            if self._version != self._data_version():
+                self._known = None
             done = work()
             self._db.execute("COMMIT")
         except BaseException:  # also on an interruption: it is rolled back; raised again
@@ -216,8 +222,13 @@ class StudyStorage:
     def _study(self) -> _Study:
         if self._known is None:
             with self._location.decoding():
+                self._version = self._data_version()
                 self._known = _read(self._db)
         return self._known
+
+    def _data_version(self) -> int:
+        """Return a number that changes when another connection has written."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _read(db: sqlite3.Connection) -> _Study:

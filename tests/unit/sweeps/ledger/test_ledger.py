@@ -383,6 +383,16 @@ def test_a_trial_that_has_not_changed_is_the_same_object(ledger: Ledger) -> None
     assert [one.number for one in ledger.frozen_trials()] == [0, 1, 2, 3, 4]
 
 
+def test_what_another_connection_wrote_is_seen_in_the_next_transaction(
+    ledger: Ledger, path: Path
+) -> None:
+    other = Ledger.open(path)
+    assert [_ask(one, seed) for seed, one in enumerate((ledger, other, other, ledger))] == [
+        *range(4)
+    ]
+    assert ledger.trials() == Ledger.open(path).trials()
+
+
 def test_threads_take_turns(ledger: Ledger) -> None:
     numbers = [_ask(ledger, seed) for seed in range(4)]
 
