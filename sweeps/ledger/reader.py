@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +104,9 @@ class LedgerReader:
     def warm_start(self) -> dict[str, Any] | None:
         """Return the stored trials of earlier sweeps, in the form of `WarmStart.to_data`."""
         with self._location.reading() as db:
-            text = _one(
-                db.execute(tables.STUDY_SYSTEM_ATTRIBUTE_QUERY, {**self._study, "key": WARM_START})
-            )
-        return None if text is None else json.loads(text)
+            asked = {**self._study, "key": WARM_START}
+            found = db.execute(tables.STUDY_SYSTEM_ATTRIBUTE_QUERY, asked).fetchone()
+        return None if found is None else json.loads(found[0])
 
     def reports(self) -> dict[int, dict[int, float]]:
         """Return the (first) metric after each reported epoch, by trial."""
@@ -118,34 +117,24 @@ class LedgerReader:
 
     def all_reports(self) -> dict[int, dict[int, tuple[float, ...]]]:
         """Return the values of all metrics after each reported epoch, by trial."""
-        found: dict[int, dict[int, tuple[float, ...]]] = {t.number: {} for t in self.trials}
-        with self._location.reading() as db:
-            for number, epoch, values in self._reported(db):
-                if number in found:  # else the trial was added after this snapshot
-                    found[number][epoch] = tuple(values)
-        return found
-
-    def reports_of(self, number: int) -> dict[int, float] | dict[int, Sequence[float]]:
-        """Return one trial's reports: a number each, or a list for several metrics."""
-        with self._location.reading() as db:
-            found = {epoch: values for _, epoch, values in self._reported(db, number)}
-        return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
-
-    def _reported(
-        self, db: sqlite3.Connection, number: int | None = None
-    ) -> Iterator[tuple[int, int, Sequence[float]]]:
-        """Yield number, epoch and values of each report, of one trial or of all."""
-        if len(self.minimizes) == 1:
-            for trial, epoch, value in report_rows(db, self._study, number):
-                yield trial, epoch, (value,)
-            return
+        found: dict[int, dict[int, tuple[float, ...]]] = {}
         notes: dict[int, dict[str, Any]] = {}
-        query = tables.REPORT_ATTRIBUTES_QUERY.format(is_report=_IS_REPORT)
-        for trial, key, text in db.execute(query, {**self._study, "number": number}):
-            notes.setdefault(trial, {})[key] = json.loads(text)
-        for trial, mine in notes.items():
-            for epoch, values in reports_in(mine).items():
-                yield trial, epoch, values
+        with self._location.reading() as db:
+            for number, epoch, value in report_rows(db, self._study):
+                found.setdefault(number, {})[epoch] = (value,)
+            query = tables.REPORT_ATTRIBUTES_QUERY.format(is_report=_IS_REPORT)
+            for number, key, text in db.execute(query, self._study):
+                notes.setdefault(number, {})[key] = json.loads(text)
+            for number, mine in notes.items():
+                found[number] = {epoch: tuple(one) for epoch, one in reports_in(mine).items()}
+        return {trial.number: found.get(trial.number, {}) for trial in self.trials}
+
+    def reports_of(self, number: int) -> dict[int, float] | dict[int, list[float]]:
+        """Return one trial's reports: a number each, or a list for several metrics."""
+        found = self.all_reports()[number].items()
+        if len(self.minimizes) > 1:
+            return {epoch: list(values) for epoch, values in found}
+        return {epoch: values[0] for epoch, values in found}
 
     def _read_trials(self, db: sqlite3.Connection) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
@@ -196,8 +185,3 @@ class LedgerReader:
 def _number(value: Any) -> float | None:
     """Return a column's value as a number; SQLite stores any type in any column."""
     return None if value is None else float(value)
-
-
-def _one(rows: Iterable[tuple[Any, ...]]) -> Any:
-    """Return the only value of the only row; None without a row."""
-    return next((row[0] for row in rows), None)

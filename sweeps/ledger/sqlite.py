@@ -173,10 +173,10 @@ def param_rows(db: sqlite3.Connection, study: Mapping[str, int]) -> Iterator[tup
 
 
 def report_rows(
-    db: sqlite3.Connection, study: Mapping[str, int], number: int | None = None
+    db: sqlite3.Connection, study: Mapping[str, int]
 ) -> Iterator[tuple[int, int, float]]:
-    """Yield number, epoch and intermediate value of each report, of one trial or of all."""
-    rows = db.execute(_REPORTS_QUERY, {**study, "number": number})
+    """Yield number, epoch and intermediate value of each trial's reports."""
+    rows = db.execute(_REPORTS_QUERY, study)
     for trial, epoch, value in _typed(rows, int, int, (int, float, NoneType)):
         yield trial, epoch, math.nan if value is None else float(value)
 

@@ -67,15 +67,15 @@ SYSTEM_ATTRIBUTES_QUERY = (
 REPORTS_QUERY = (
     "SELECT number, step, {number} FROM trials "
     "JOIN trial_intermediate_values USING (trial_id) "
-    "WHERE study_id = :study AND (:number IS NULL OR number = :number) ORDER BY trial_id, step"
+    "WHERE study_id = :study ORDER BY trial_id, step"
 )
-"""The intermediate values of one trial, or of all."""
+"""The intermediate values of a study's trials."""
 REPORT_ATTRIBUTES_QUERY = (
     "SELECT number, key, value_json FROM trials "
-    "JOIN trial_user_attributes USING (trial_id) WHERE {is_report} "
-    "AND study_id = :study AND (:number IS NULL OR number = :number) ORDER BY trial_id"
+    "JOIN trial_user_attributes USING (trial_id) "
+    "WHERE study_id = :study AND {is_report} ORDER BY trial_id"
 )
-"""The reports that are user attributes, of one trial or of all."""
+"""The reports that are user attributes, of a study's trials."""
 BEST_VALUES_QUERY = (
     "SELECT trial_id, {number} FROM trials "
     "JOIN trial_values USING (trial_id) WHERE study_id = :study AND state = 'COMPLETE' UNION ALL "

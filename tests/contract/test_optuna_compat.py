@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import math
 import sqlite3
 import subprocess
@@ -24,7 +23,6 @@ from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
-    distribution_to_json,
 )
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
@@ -92,21 +90,6 @@ def test_schema(rdb: RDBStorage) -> None:
     assert {"version_info", "alembic_version", tables.STUDIES_TABLE} <= names
 
 
-@pytest.mark.parametrize("name", [name for name in vars(tables) if name.endswith("_QUERY")])
-def test_query_reads_columns_that_exist(name: str, rdb: RDBStorage) -> None:
-    query = getattr(tables, name).format(
-        number=tables.number_sql("value", "value_type")
-        if name in ("BEST_VALUES_QUERY", "LAST_VALUES_QUERY", "VALUES_QUERY")
-        else tables.number_sql(*tables.INTERMEDIATE_VALUE),
-        is_report="key GLOB 'report *'",
-        pick="MIN",
-    )
-    given = {"study": 1, "name": "sweep", "key": "a", "number": None}
-    with rdb.engine.connect() as db:
-        used = {key: value for key, value in given.items() if f":{key}" in query}
-        db.execute(sqlalchemy.text(query), used).fetchall()
-
-
 def test_queries_read_what_optuna_writes(rdb: RDBStorage, study_id: int) -> None:
     rdb.set_study_user_attr(study_id, "note", [1])
     number = rdb.create_new_trial(study_id, running(user_attrs={"a": 1}))
@@ -128,21 +111,13 @@ def test_queries_read_what_optuna_writes(rdb: RDBStorage, study_id: int) -> None
         assert ask(attributes, study=study_id) == [(number, "a", "1")]
         intermediate = tables.number_sql(*tables.INTERMEDIATE_VALUE)
         reports = tables.REPORTS_QUERY.format(number=intermediate)
-        found = ask(reports, study=study_id, number=None)
+        found = ask(reports, study=study_id)
         assert found == [(0, 1, 0.5), (0, 2, math.inf), (0, 3, None)]
         values = tables.VALUES_QUERY.format(number=tables.number_sql(*tables.VALUE))
         assert ask(values, study=study_id) == [(number, -math.inf)]
         decode = tables.ParamDecoder()
         stored = ask(tables.PARAMS_QUERY, study=study_id)
         assert {name: decode(value, text) for _, name, value, text in stored} == PARAMS
-
-
-@pytest.mark.parametrize("distribution", SPACE.values(), ids=list(SPACE))
-def test_json_of_distribution(distribution: BaseDistribution) -> None:
-    data = json.loads(distribution_to_json(distribution))
-    assert data["name"] == type(distribution).__name__
-    if isinstance(distribution, CategoricalDistribution):
-        assert data["attributes"]["choices"] == list(distribution.choices)
 
 
 # -- What is written ------------------------------------------------------------------------------
