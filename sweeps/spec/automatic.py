@@ -1,15 +1,15 @@
 """What `auto` takes: `search: {sampler: auto}` and `early_stopping: {scheduler: auto}`.
 
 A name takes the place of `auto` when a file is read, before all checks, so that no resume of the
-stored spec chooses again. The two tables follow the measurements in docs/benchmarks.md. What must
+stored spec chooses again. The choices follow the measurements in docs/benchmarks.md. What must
 not live here: samplers, and what a rule does (`sweeps.stopping`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -61,55 +61,37 @@ class AutoChoice:
         return {"key": ".".join(map(str, self.path)), "taken": self.name, "why": self.why}
 
 
-class Row(NamedTuple):
-    """A row of a table; the first one that holds is taken."""
-
-    name: str
-    holds: Callable[[Circumstances], bool]
-    why: str
-    """The rest of a sentence that begins with the name, with fields of `Circumstances`."""
-
-
-SAMPLERS: Sequence[Row] = (
-    Row(
-        "tpe",
-        lambda at: at.needs_learning,
-        "as arguments and warm starts are for a sampler that learns",
-    ),
-    Row(
-        "random",
-        lambda at: at.is_population,
-        "as all members of a population start before a sampler could learn",
-    ),
-    Row(
-        "random",
-        lambda at: at.trials <= at.startup,
-        "as tpe would draw all {trials} trials at random, too (startup_trials: {startup})",
-    ),
-    Row(
-        "tpe",
-        lambda _: True,
+def _sampler(at: Circumstances) -> tuple[str, str]:
+    """Return a sampler, and the rest of a sentence that begins with its name."""
+    if at.needs_learning:
+        return "tpe", "as arguments and warm starts are for a sampler that learns"
+    if at.is_population:
+        return "random", "as all members of a population start before a sampler could learn"
+    if at.trials <= at.startup:
+        return "random", (
+            f"as tpe would draw all {at.trials} trials at random, too (startup_trials: "
+            f"{at.startup})"
+        )
+    return "tpe", (
         "as it found better values than random search; gp did so, too, but takes 16 times as long "
-        "for a suggestion",
-    ),
-)
-RULES: Sequence[Row] = (
-    Row(
-        NoStopping.name,
-        lambda at: at.trials == 1,
-        "as one trial has no other to be compared with",
-    ),
-    Row(
-        NoStopping.name,
-        lambda at: not at.rungs,
-        "as a budget of {reports} has no report so early that stopping saves anything",
-    ),
-    Row(
-        AshaPromote.name,
-        lambda _: True,
-        "as with tpe and with gp it has the best mean ranks of all measured searches",
-    ),
-)
+        "for a suggestion"
+    )
+
+
+def _rule(at: Circumstances) -> tuple[str, str]:
+    """Return a stopping rule, and the rest of a sentence that begins with its name."""
+    if at.trials == 1:
+        return NoStopping.name, "as one trial has no other to be compared with"
+    if not at.rungs:
+        return NoStopping.name, (
+            f"as a budget of {at.reports} has no report so early that stopping saves anything"
+        )
+    return AshaPromote.name, (
+        "as with tpe and with gp it has the best mean ranks of all measured searches"
+    )
+
+
+_CHOOSE = {"search": _sampler, "early_stopping": _rule}
 
 
 def sentence(choices: Sequence[AutoChoice]) -> str:
@@ -134,17 +116,10 @@ def resolve(data: dict[str, Any]) -> list[AutoChoice]:
     if not asked:
         return []
     at = _circumstances(data)
-    rows = {
-        section: next(row for row in table if row.holds(at))
-        for section, table in (("search", SAMPLERS), ("early_stopping", RULES))
-        if section in asked
-    }
-    for section, row in rows.items():
-        data[section] = {**data[section], _KEYS[section]: row.name}
-    return [
-        AutoChoice((section, _KEYS[section]), row.name, row.why.format(**vars(at)))
-        for section, row in rows.items()
-    ]
+    choices = [AutoChoice((section, _KEYS[section]), *_CHOOSE[section](at)) for section in asked]
+    for section, choice in zip(asked, choices, strict=True):
+        data[section] = {**data[section], _KEYS[section]: choice.name}
+    return choices
 
 
 def refuse_another_choice(choices: Sequence[AutoChoice]) -> None:
