@@ -16,6 +16,7 @@ from sweeps.search.shown_trials import OneRung
 from sweeps.search.suggest import Suggester
 from sweeps.spec.sections import EarlyStoppingConfig
 from sweeps.spec.spec import parse_spec
+from tests.slices import sliced
 
 COMPLETE, PRUNED, FAIL, RUNNING = (
     TrialState.COMPLETE,
@@ -146,7 +147,9 @@ def test_sampler_imitates_better_trials_not_earlier_ones(tmp_path: Path, sampler
     assert sum(abs(x - 0.2) < 0.2 for x in drawn) >= 15, drawn
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "nsgaii", "random"])
+@pytest.mark.parametrize(
+    "sampler", sliced(["tpe", "gp", "nsgaii", "random"], ("tpe", "gp").__contains__)
+)
 def test_pruned_trials_of_several_metrics_are_learned_from(tmp_path: Path, sampler: str) -> None:
     """Where TPE and GP compare trials at a rung, they draw where both metrics are good."""
     text = SPEC.replace("search: {", f"search: {{sampler: {sampler}, ")

@@ -24,6 +24,7 @@ from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.schedulers import is_exempt, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from tests.memory_recorder import MemoryRecorder
+from tests.slices import samplers
 from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -111,7 +112,9 @@ def test_no_trial_is_suggested_while_stopping(tmp_path: Path, spec: SweepSpec) -
     assert driver.ledger.trials() == []
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "grid", "nsgaii", "cmaes", "gp"])
+@pytest.mark.parametrize(
+    "sampler", samplers("tpe", "random", "qmc", "grid", "nsgaii", "cmaes", "gp")
+)
 def test_search_goes_on_as_if_no_trial_was_finished(tmp_path: Path, sampler: str) -> None:
     text = SPEC.replace("sampler: tpe", f"sampler: {sampler}").replace("trials: 8", "trials: 10")
     if sampler == "grid":
