@@ -220,11 +220,11 @@ def test_second_run_of_a_trial_is_named(paths: SweepPaths) -> None:
             "SELECT run_uuid FROM tags WHERE key = 'gradsweep.trial' AND value = '1'"
         ).fetchone()
         names = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
-        taken = ", ".join("'f' || substr(run_uuid, 2)" if n == "run_uuid" else n for n in names)
+        another = f"'{'0' if run[0] == 'f' else 'f'}' || substr(run_uuid, 2)"
+        taken = ", ".join(another if name == "run_uuid" else name for name in names)
         db.execute(f"INSERT INTO runs SELECT {taken} FROM runs WHERE run_uuid = ?", (run,))
         db.execute(
-            "INSERT INTO tags SELECT key, value, 'f' || substr(run_uuid, 2) FROM tags "
-            "WHERE run_uuid = ?",
+            f"INSERT INTO tags SELECT key, value, {another} FROM tags WHERE run_uuid = ?",
             (run,),
         )
     db.close()
