@@ -107,6 +107,11 @@ class Tracker(ABC):
         del run_ids
         return False
 
+    @property
+    def reads_back(self) -> bool:
+        """Whether what the store holds can be read."""
+        return type(self).reader is not Tracker.reader
+
     def reader(self, experiment: str, experiment_id: str | None) -> StoreReader:
         """Return a reader of what the store holds. Nothing is created there.
 

@@ -7,6 +7,7 @@ store (`tracking.tracker`), and sending what it lacks (`run.sync`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,8 +177,13 @@ class StoreComparison:
             (one for one in endings if one == tracked_sweep_status), "INTERRUPTED"
         )
         self.densities = [one.tracking.every for one in read_revisions(paths.spec)]
-        known = read_outbox(paths.outbox).experiment_id
-        self.store = tracker.reader(spec.name, known)
+        self._tracker = tracker
+
+    @functools.cached_property
+    def store(self) -> StoreReader:
+        """A reader of the tracking store, opened when it is first asked."""
+        known = read_outbox(self._paths.outbox).experiment_id
+        return self._tracker.reader(self._spec.name, known)
 
     def missing_runs(self) -> list[MissingData]:
         """Return the runs that the store lacks or has with another status."""

@@ -124,7 +124,7 @@ def deliver(view: SweepView, *, verify: bool = False) -> SyncResult:
             send()
             still = resender.all_missing() if missing and not left else []
         else:
-            missing = resender.missing_runs()
+            missing = resender.missing_runs() if tracker.reads_back else []
             # A user deleted the runs in the trash; they stay there.
             still = [one for one in missing if one.is_deleted]
             resender.send([one for one in missing if not one.is_deleted])

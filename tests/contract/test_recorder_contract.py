@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sweeps.run.sync import deliver
 from tests.memory_recorder import MemoryRecorder, MemoryRun
+from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking import trackers
 from tracking.outbox_status import read_outbox
 from tracking.recorder import Recorder
@@ -220,3 +222,16 @@ def test_odd_metric_names_are_kept_apart(case: Case) -> None:
     points = case.look(0).points
     assert sorted(points.values()) == [1.0, 2.0, 3.0, 4.0]
     assert points["ok/name", 1] == 4.0
+
+
+def test_sync_delivers_to_a_store_that_cannot_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "TRACKERS", [_guide()["JsonTracker"], *trackers.TRACKERS])
+    uri = f"json://{tmp_path}/store"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # or the user would be asked to trust it
+    made = MadeSweep(tmp_path, more=f"tracking: {{uri: '{uri}'}}")
+    made.add("complete")
+    delivered = deliver(made.view)
+    assert (delivered.left, delivered.num_runs) == (0, 2)
+    assert len(list(tmp_path.glob("store/small/*.json"))) == 2
