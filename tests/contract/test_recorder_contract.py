@@ -231,7 +231,7 @@ def test_sync_delivers_to_a_store_that_cannot_be_read_back(
     uri = f"json://{tmp_path}/store"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # or the user would be asked to trust it
     made = MadeSweep(tmp_path, more=f"tracking: {{uri: '{uri}'}}")
-    made.add("complete")
+    made.add("complete", 0.5)
     delivered = deliver(made.view)
     assert (delivered.left, delivered.num_runs) == (0, 2)
     assert len(list(tmp_path.glob("store/small/*.json"))) == 2
