@@ -403,12 +403,12 @@ def train_in_turn(root: Path, plan: Mapping[str, TrialConfig], *, cut: int) -> R
     """Train runs one after the other, with one group of two processes.
 
     Args:
-        root: Each run has a directory here by its name; `resumed` goes on with that of `cut`.
+        root: Each run has a directory here by its name; `X resumed` goes on with that of `X cut`.
         plan: The runs.
-        cut: The step at which the run `cut` ends.
+        cut: The step at which the runs `cut` end.
     """
     torch.set_num_threads(1)
-    places = {name: root / ("cut" if name == "resumed" else name) for name in plan}
+    places = {name: root / name.replace("resumed", "cut") for name in plan}
     errors: dict[str, Exception] = {}
     with LocalRanks(2) as children:
         groups = Groups(children, [(one, places[name]) for name, one in plan.items()])
@@ -416,7 +416,7 @@ def train_in_turn(root: Path, plan: Mapping[str, TrialConfig], *, cut: int) -> R
         for number, name in enumerate(plan):
             try:
                 with groups.first(number) as trainer:
-                    if name == "cut":
+                    if name.endswith("cut"):
                         trainer.stop_at = cut
                     to_end(trainer)
             except Exception as error:  # what a run ends with is compared by the test

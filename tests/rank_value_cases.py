@@ -14,7 +14,6 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from tests.rank_training import train_as_rank
@@ -106,7 +105,7 @@ class Reading(Task):
     """A float64 task whose samples come in one of several ways, and which logs.
 
     Args:
-        kind: `loader`, `sampler`, `lists`, `stream`, `batches` or `own`: its own evaluation.
+        kind: `loader`, `stream`, `batches` or `own`: its own evaluation.
     """
 
     def __init__(self, kind: str = "loader") -> None:
@@ -118,15 +117,10 @@ class Reading(Task):
     def build_data(self) -> Data:
         inputs, targets = Judged().build_data().train  # type: ignore[misc]
         samples = TensorDataset(inputs, targets)
-        options: dict[str, Any] = {}
-        if self.kind == "sampler":
-            options["sampler"] = WeightedRandomSampler([1.0, 2.0] * 10, 20)
-        if self.kind == "lists":
-            options["batch_sampler"] = [[0, 1], [2, 3, 4, 5, 6, 7, 8], [9]]
         if self.kind in ("stream", "batches"):
             stream = Rows(samples, 5 if self.kind == "batches" else 0)
             return Data(stream, stream, batched=self.kind == "batches")
-        return Data(samples, samples, **options)
+        return Data(samples, samples)
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         total, weight = super().loss(model, batch)

@@ -47,7 +47,7 @@ from trainable.store.manifest import (
 from trainable.store.metrics_file import History, Row
 from trainable.store.objects import files_of
 from trainable.store.private_files import is_ours
-from trainable.store.sharded_state import SHARDS, Parts, flat, flat_key, unflat
+from trainable.store.sharded_state import SHARDS, Parts
 from trainable.watch import heartbeat
 
 if TYPE_CHECKING:
@@ -300,11 +300,9 @@ class CheckpointStore:
             from trainable.store.snapshot import Snapshots
 
             self._snapshots = Snapshots()
-        taken = flat(state())
+        taken = state()
         begun = self._begin(step)
-        copied = self._snapshots.take(
-            taken, [*self.async_copy_keys, *map(flat_key, self.async_copy_keys)]
-        )
+        copied = self._snapshots.take(taken, self.async_copy_keys)
         self._last_step, self._last_time = step, self._clock()
         # A thread for each save: none remains when a run is dropped or a data loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
@@ -423,7 +421,7 @@ class CheckpointStore:
     def _commit(
         self,
         name: str,
-        flat_state: dict[str, Any],
+        state: dict[str, Any],
         write_shards: Callable[[Parts], tuple[Shard, ...]],
         *,
         step: int,
@@ -436,8 +434,7 @@ class CheckpointStore:
         committed: list[Generation] = []
 
         def write(file: BinaryIO) -> bytes:
-            state, parts = unflat(flat_state)
-            shards = write_shards(parts)
+            shards = write_shards(state.pop(SHARDS, {}))
             if shards:  # so that the digest of the state stands for all of it
                 state[SHARDS] = [list(shard) for shard in shards]
             length, sha256 = write_state(state, file)
@@ -487,9 +484,9 @@ def _parse(
     files: Files, generation: Generation, content: bytes, *, in_shards: bool = False
 ) -> dict[str, Any]:
     # Imports torch: reading manifests alone does not need it.
-    from trainable.store.shard_files import noted_state, whole_state
+    from trainable.store.shard_files import read_whole
 
-    return (noted_state if in_shards else whole_state)(files, generation, content)
+    return read_whole(files, generation, content, in_shards=in_shards)
 
 
 class FollowerStore(CheckpointStore):
@@ -525,13 +522,13 @@ class ShardStore(FollowerStore):
     def _commit(
         self,
         name: str,
-        flat_state: dict[str, Any],
+        state: dict[str, Any],
         write_shards: Callable[[Parts], tuple[Shard, ...]],
         **_: Any,
     ) -> None:
         del name
         with contextlib.suppress(RankLost, OSError):  # the first rank knows what is written
-            write_shards(unflat(flat_state)[1])
+            write_shards(state.get(SHARDS, {}))
 
 
 class NoHistory(History):

@@ -25,7 +25,7 @@ from torch import Tensor
 from trainable.base_run import MAX_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
 from trainable.store.metrics_file import ARTIFACTS, NOTED, Row, read_logged
-from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_file
+from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
 
 MAX_NAMES = 200
 _MAX_LENGTH = 200
@@ -132,7 +132,8 @@ class Log:
         if any(before.get(key) != value for key, value in values.items()):
             before.update(values)
             if self.directory is not None:
-                replace_file(self.directory / NOTED, json.dumps(self._values))
+                content = json.dumps(self._values).encode()
+                replace_regular(self.directory / NOTED, content, durable=True)
 
     def load_own_steps(self) -> None:
         """Take up the names with steps of their own that the resumed run has logged.

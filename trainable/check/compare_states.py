@@ -20,12 +20,7 @@ _MEASURED_IN = "progress.metrics."
 
 
 class StateDifference(NamedTuple):
-    """An entry in which two states differ, how, and by how much.
-
-    Attributes:
-        entry: Its path, such as `optimizer.state.0.exp_avg`.
-        largest: The largest difference of two of its numbers; None where none can be told.
-    """
+    """An entry in which two states differ, how, and by how much where that can be told."""
 
     entry: str
     what: str

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
 from trainable.check.findings import CheckRequest, Findings
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.process_start import end_with_parent, load_training
+from trainable.processes.forked_process import end_like
 from trainable.user_code.task_import import prepare_process
 
 if TYPE_CHECKING:
@@ -100,14 +100,6 @@ def answer(request: CheckRequest) -> dict[str, Any]:
         return {"refused": redact(str(error)), "key": "task", "raised": raised}
 
 
-def _end_alike(code: int) -> NoReturn:
-    """End this process as the one ended that built the task."""
-    if code < 0:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(max(code, 0))
-
-
 def _main() -> None:
     end_with_parent()  # which may be killed while the task's code blocks
     # Output of the user's module or of a library must not mix with the answer.
@@ -125,7 +117,7 @@ def _main() -> None:
         try:
             reply = json.dumps(answer(request))
         except ForkEnded as ended:
-            _end_alike(ended.code)
+            end_like(ended.code)
         print(reply, file=replies, flush=True)
         print(file=replies, flush=True)  # the end: what the task left may keep the pipe open
 

@@ -68,15 +68,7 @@ _OF_OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class _Trained:
-    """What a process has to tell of its windows.
-
-    Attributes:
-        refusal: Why the run could not be resumed.
-        step: The step of its last save.
-        optimizer_bytes: Bytes of the optimizer's state; None of a usual one, whose size is known.
-        declared: The objects that say themselves what is saved of them.
-        digests: Of each attribute of each object, what changes when it changes.
-    """
+    """What a process has to tell of its windows."""
 
     refusal: TrainingError | None = None
     step: int = 0
@@ -89,14 +81,7 @@ class _Trained:
 
 @dataclass
 class Rehearsal:
-    """What a rehearsal has shown.
-
-    Attributes:
-        problem: Why a run could not be resumed to the same bits; None if it can, or if the first
-            windows could not be trained: then the first batches show why.
-        caution: What differs from run to run; None if nothing does.
-        optimizer_bytes: Bytes of the optimizer's state; None if it is usual, or did not step.
-    """
+    """What a rehearsal has shown: why a run would not resume to the same bits, or what differs."""
 
     problem: TrainingError | None = None
     caution: str | None = None

@@ -32,10 +32,7 @@ def evaluates_in_parts(task: Task) -> bool:
 
 
 def means_of_ranks(taken: Sequence[Sums], ranks: Ranks | None) -> list[dict[str, float]]:
-    """Return the mean or the sum of each name over all ranks; every rank must call it.
-
-    A name counts where it was logged. Device synchronisation: once for each device with values.
-    """
+    """Return the mean or the sum of each name over all ranks; every rank must call it."""
     if ranks is None or not taken:
         return [{} for _ in taken]
     of_ranks = ranks.gather_plain(fetched(taken))
@@ -215,10 +212,7 @@ def _restore(objects: Sequence[ObjectState | LeftOut], changes: Sequence[Any]) -
 
 @contextlib.contextmanager
 def random_of_first(ranks: Ranks, device: torch.device) -> Iterator[None]:
-    """Draw the random numbers of the first rank; the other ranks restore their own on exit.
-
-    The first rank draws as a run of one process does. Every rank must call it.
-    """
+    """Draw as the first rank does; the others restore their own. Every rank must call it."""
     if ranks.size == 1:
         yield
         return

@@ -72,7 +72,7 @@ class ForkedProcess:
                 except (EOFError, OSError):  # its exit code follows
                     del sources[0]
                     continue
-            _end_like(self._exit_code())
+            end_like(self._exit_code())
 
     def end(self) -> int:
         """Wait until the process and all that it has started have ended; return its exit code."""
@@ -96,7 +96,7 @@ class ForkedProcess:
         return code
 
 
-def _end_like(code: int) -> NoReturn:
+def end_like(code: int) -> NoReturn:
     """End this process with an exit code, or by a signal."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the other process has left one

@@ -41,13 +41,7 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How the process of a rank ended.
-
-    Attributes:
-        result: What its function returned; None if it failed.
-        error: Why it failed; a `RankLost`, with its last printed lines, if its process ended.
-        lost_another: Whether it failed because it had lost another rank.
-    """
+    """How the process of a rank ended: what it returned, or why it failed."""
 
     rank: int
     result: Any = None

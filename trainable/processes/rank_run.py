@@ -32,15 +32,7 @@ sends at last how its run failed: as `failure_of` describes it, or None."""
 
 @dataclass(frozen=True)
 class RankOrder:
-    """What a rank trains.
-
-    Attributes:
-        config: A dumped `TrialConfig`.
-        searched: The keys whose values the search suggests.
-        threads: The number of CPU threads.
-        memory_share: The rank's share of its GPU; 1 where it has a whole GPU, or none.
-        timeout: Seconds for which a rank waits for the others in a step.
-    """
+    """What a rank trains: a dumped `TrialConfig`, and what it may take of the machine."""
 
     config: dict[str, Any]
     directory: Path
@@ -65,28 +57,24 @@ def train(connection: Connection, order: RankOrder, rank: int) -> None:
     failure = None
     with logged(open_log(log)):
         try:
-            _follow(order, place, rank, address)
+            set_interop_threads(order.threads)
+            follow(
+                TrialConfig.model_validate(order.config),
+                order.directory,
+                place,
+                rank,
+                searched=order.searched,
+                threads=order.threads,
+                memory_share=order.memory_share,
+                own_address=address,
+                accept_workers=True,  # the driver has checked that it may
+            )
         except RankLost as error:
             print(error)  # the first rank finds out which one was lost
         except BaseException as error:  # of the user's code, sys.exit() too: reported
             traceback.print_exc()
             failure = failure_of(error)
     connection.send(failure)
-
-
-def _follow(order: RankOrder, place: Any, rank: int, address: str) -> None:
-    set_interop_threads(order.threads)
-    follow(
-        TrialConfig.model_validate(order.config),
-        order.directory,
-        place,
-        rank,
-        searched=order.searched,
-        threads=order.threads,
-        memory_share=order.memory_share,
-        own_address=address,
-        accept_workers=True,  # the driver has checked that it may
-    )
 
 
 def import_task(name: str) -> BaseException | None:

@@ -101,11 +101,7 @@ class Files(Protocol):
         ...
 
     def add_shard(self, begun: str, file: str, write: WriteShard) -> None:
-        """Write a shard of a generation, durably. Every rank may call this; none is the writer.
-
-        Args:
-            begun: What the writer's `begin` returned.
-        """
+        """Write a shard of a generation that the writer began, durably; any rank may call this."""
         ...
 
     def commit(self, name: str, write: Write) -> None:
@@ -143,10 +139,7 @@ class RunFiles(Files, Protocol):
 
 @contextlib.contextmanager
 def reading(files: Files, what: str = "") -> Iterator[None]:
-    """Raise `StorageError` for any error of the storage but a missing or irregular file.
-
-    Only these two say something about a generation. `what` names it in the message.
-    """
+    """Raise `StorageError` for any error of the storage but a missing or irregular file."""
     try:
         yield
     except (*MISSING, IrregularFile):

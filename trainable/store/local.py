@@ -162,10 +162,7 @@ class LocalFiles:
             self._move_to_quarantine(aside)
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace another file of the run, atomically and durably.
-
-        A replaced writer that still has the old file open appends to the old file alone.
-        """
+        """Replace another file of the run, atomically and durably."""
         aside = self.writer_dir / path.name
         with self.translate_fenced():
             with aside.open("wb") as file:
@@ -200,12 +197,8 @@ class LocalFiles:
         directory = self._root / quarantined()
         # Synced only after the rename: a power loss in between must not lose the generation.
         directory.mkdir(exist_ok=True)
-        name, count = aside.name.removeprefix(_DAMAGED), 0
-        target = directory / name
-        while target.exists():
-            count += 1
-            target = directory / f"{name}-{count}"
-        self.rename(aside, target)
+        name = unused_name(aside.name.removeprefix(_DAMAGED), os.listdir(directory))
+        self.rename(aside, directory / name)
         sync_directory(directory)
         sync_directory(self._root)
 
@@ -237,10 +230,7 @@ def _content(path: str) -> bytes:
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a directory. NFS keeps an `.nfs*` file for each file that a process here has open.
-
-    These files are removed with the writer's directory.
-    """
+    """Remove a directory. NFS keeps an `.nfs*` file for each file that a process here has open."""
     try:
         shutil.rmtree(path)
     except OSError as problem:

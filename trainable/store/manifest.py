@@ -20,13 +20,7 @@ _FIELDS = ("number", "step", "epoch", "metric", "mode", "value")
 
 
 class Pointer(NamedTuple):
-    """Address, step and digest of a committed generation.
-
-    Attributes:
-        address: Its directory, or its prefix in an object store, `s3://...`.
-        step: Optimizer steps taken.
-        sha256: Digest of its `state.pt`.
-    """
+    """Address, step and digest of `state.pt` of a committed generation."""
 
     address: str
     step: int
@@ -42,20 +36,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """The contents of a manifest.
-
-    Attributes:
-        address: The generation's directory, or its prefix in an object store, `s3://...`.
-        number: Counts commits; the newest generation has the highest.
-        step: Optimizer steps taken.
-        epoch: Reports made: epochs completed, where each epoch ends with a report.
-        metric: Name of the metric that decides which generation is best.
-        mode: `min` or `max`.
-        value: The metric at this state; None if it was not evaluated.
-        length: Bytes of `state.pt`.
-        sha256: Digest of `state.pt`.
-        shards: The shard of each rank; none where `state.pt` has everything.
-    """
+    """The contents of a manifest; `epoch` counts reports, `number` commits."""
 
     address: str
     number: int
@@ -157,25 +138,22 @@ def read_manifest(files: Files, name: str) -> Generation | str:
 
 
 def read_state(files: Files, generation: Generation) -> bytes | None:
-    """Return the bytes of a generation's state; None if a file is missing or a digest differs.
-
-    Reads the shards of a sharded state, one after another, to verify their digests. A storage that
-    cannot be read raises `StorageError`.
-    """
-    shards = [name for name in generation.contents if name != STATE]
-    if any(read_verified(files, generation, name) is None for name in shards):
-        return None
-    return read_verified(files, generation, STATE)
+    """Return the bytes of `state.pt`; None if it or a shard is missing or has another digest."""
+    content = None
+    for file, one in reversed(generation.contents.items()):  # the state is the last
+        content = read_verified(files, generation.name, file, one.sha256)
+        if content is None:
+            return None
+    return content
 
 
-def read_verified(files: Files, generation: Generation, file: str) -> bytes | None:
+def read_verified(files: Files, name: str, file: str, sha256: str) -> bytes | None:
     """Return a file's bytes; None: missing or another digest. StorageError: it cannot be read."""
     try:
-        content = files.read(generation.name, file)
+        content = files.read(name, file)
     except OSError:
         return None
-    expected = generation.contents[file].sha256
-    return content if hashlib.sha256(content).hexdigest() == expected else None
+    return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
 
 def describe_damage(files: Files, name: str) -> str:

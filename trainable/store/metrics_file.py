@@ -13,12 +13,13 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from redaction.secrets import redact
 from trainable.errors import StorageError
-from trainable.store.generations import RunFiles, remedy
+from trainable.store.generations import MISSING, RunFiles, remedy
 from trainable.store.local import LocalFiles
 from trainable.store.regular_files import (
     LARGEST_CURVE,
@@ -36,6 +37,10 @@ RESUMED = "resumed.json"
 NOTED = "noted.json"
 """The file in a run's directory with the parameters and tags that its code logged."""
 
+_CURVE_RULE = (
+    "a curve is one JSON object a line; restore the file from a backup, or cut it before the "
+    "damaged line"
+)
 _MAX_LINE_BYTES = 64 << 20
 """A hundred thousand metrics of a hundred characters take a fifth of it."""
 
@@ -100,10 +105,7 @@ def read_row_at(directory: Path, step: int) -> Row | None:
 
 
 def read_logged(directory: Path) -> list[tuple[int, Row]]:
-    """Read the rows of the user's code, oldest first, each with the run's step at that time.
-
-    Each row has the step that the user's code gave.
-    """
+    """Read the rows of the user's code with its own steps, and the run's step at each time."""
     path = directory / LOGGED
     if not path.exists():
         return []
@@ -128,17 +130,28 @@ def logged_files(directory: Path) -> list[tuple[Path, str]]:
 def read_resumptions(directory: Path) -> list[int]:
     """Read the steps from which the run in `directory` resumed after interruptions, ascending."""
     path = directory / RESUMED
+    rule = (
+        "it is the list of steps from which the run resumed, for its figures; restore it from a "
+        "backup, or remove it"
+    )
+    with suppress(*MISSING), damage_named(path, rule):
+        return [int(step) for step in json.loads(read_regular(path, LARGEST_TEXT))]
+    return []
+
+
+@contextlib.contextmanager
+def damage_named(path: Path, rule: str) -> Iterator[None]:
+    """Raise `CurveDamaged` for a file of another form; `rule` says which one it has."""
     try:
-        steps: list[int] = json.loads(read_regular(path, LARGEST_TEXT))
-        return [int(step) for step in steps]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except IrregularFile as error:
+        yield
+    except MISSING:
+        raise
+    except OSError as error:  # not a regular file, for example
         raise CurveDamaged(str(error)) from None
-    except (ValueError, TypeError, RecursionError) as error:
+    # RecursionError: the JSON is nested too deeply
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CurveDamaged(
-            f"{path} is damaged ({type(error).__name__}: {error}); it is the list of steps from "
-            "which the run resumed, for its figures; restore it from a backup, or remove it"
+            f"{path} is damaged ({type(error).__name__}: {error}); {rule}"
         ) from error
 
 
@@ -244,15 +257,9 @@ def format_row(row: Row) -> bytes:
 
 
 def _parse(line: bytes, path: Path, step: str = "step") -> Row:
-    try:
+    with damage_named(path, _CURVE_RULE):
         record = json.loads(line)
         return Row(record[step], record["time"], record["metrics"])
-    # RecursionError: the JSON is nested too deeply
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CurveDamaged(
-            f"{path} is damaged ({type(error).__name__}: {error}); a curve is one JSON object a "
-            "line; restore the file from a backup, or cut it before the damaged line"
-        ) from error
 
 
 def _open_for_append(path: Path) -> BinaryIO:

@@ -9,34 +9,26 @@ and the evaluation itself (`evaluate_test.py`).
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from trainable.config import TrialConfig
-from trainable.store.metrics_file import CurveDamaged, Row
-from trainable.store.regular_files import (
-    LARGEST_TEXT,
-    IrregularFile,
-    read_regular,
-    replace_regular,
-)
+from trainable.store.generations import MISSING
+from trainable.store.metrics_file import CurveDamaged, Row, damage_named
+from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
 
 TESTED = "test.jsonl"
+_TESTED_RULE = (
+    "it has a line of JSON for each evaluation on the test data; restore it from a backup, or "
+    "remove it, and test again"
+)
 PREFIX = "test/"
 """The prefix of the metrics on test data. A run reports none of them while it trains."""
 
 
 class RecordedTest(NamedTuple):
-    """One evaluation on the test data.
-
-    Attributes:
-        step: The step under which the metrics are recorded: the checkpoint's, or a later one if
-            the run has been tested before.
-        timestamp_ms: In milliseconds since the Unix epoch.
-        metrics: The values, by name: `test/loss`.
-        sha256: The digest of the checkpoint.
-        precision: The precision of the forward passes.
-    """
+    """One evaluation on the test data; `sha256` is the digest of the checkpoint."""
 
     step: int
     timestamp_ms: int
@@ -57,22 +49,14 @@ class RecordedTest(NamedTuple):
 def read_tested(directory: Path) -> list[RecordedTest]:
     """Read the evaluations of the run in `directory`, oldest first; empty if it has none."""
     path = directory / TESTED
-    try:
-        text = read_regular(path, LARGEST_TEXT)
-        found = [RecordedTest(**json.loads(line)) for line in text.splitlines()]
+    with suppress(*MISSING), damage_named(path, _TESTED_RULE):
+        lines = read_regular(path, LARGEST_TEXT).splitlines()
+        found = [RecordedTest(**json.loads(line)) for line in lines]
         for one in found:
-            Row(
-                int(one.step), int(one.timestamp_ms), {k: float(v) for k, v in one.metrics.items()}
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    # RecursionError: the JSON is nested too deeply; OSError: not a regular file
-    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise CurveDamaged(
-            f"{path} is damaged ({type(error).__name__}: {error}); it has a line of JSON for each "
-            "evaluation on the test data; restore it from a backup, or remove it, and test again"
-        ) from error
-    return found
+            metrics = {name: float(value) for name, value in one.metrics.items()}
+            Row(int(one.step), int(one.timestamp_ms), metrics)
+        return found
+    return []
 
 
 def append_tested(directory: Path, new: RecordedTest) -> None:
@@ -82,10 +66,7 @@ def append_tested(directory: Path, new: RecordedTest) -> None:
 
 
 def latest_tested(directory: Path) -> RecordedTest | None:
-    """Return the newest evaluation; None if there is none, or if the file is damaged.
-
-    A view shows the rest of a run in any case; `sweep audit --test` names a damaged file.
-    """
+    """Return the newest evaluation; None if there is none, or if the file is damaged."""
     try:
         return read_tested(directory)[-1]
     except (IndexError, CurveDamaged):
@@ -101,6 +82,10 @@ def tested_rows(directory: Path) -> list[Row]:
 
 
 EARLIER = "earlier.jsonl"
+_EARLIER_RULE = (
+    "it has the configurations that the run had before its present one, for `sweep audit "
+    "--reproduce`; restore it from a backup, or remove it"
+)
 
 
 class EarlierConfig(NamedTuple):
@@ -114,23 +99,13 @@ class EarlierConfig(NamedTuple):
 def read_earlier(directory: Path) -> list[EarlierConfig]:
     """Return the earlier configurations of the run in a directory, the oldest first."""
     path = directory / EARLIER
-    try:
+    with suppress(*MISSING), damage_named(path, _EARLIER_RULE):
         lines = read_regular(path, LARGEST_TEXT).decode().splitlines()
-        found = [json.loads(line) for line in lines]
         return [
             EarlierConfig(int(one["until"]), TrialConfig.model_validate(one["config"]))
-            for one in found
+            for one in map(json.loads, lines)
         ]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except IrregularFile as error:
-        raise CurveDamaged(str(error)) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CurveDamaged(
-            f"{path} is damaged ({type(error).__name__}: {error}); it has the configurations that "
-            "the run had before its present one, for `sweep audit --reproduce`; restore it from a "
-            "backup, or remove it"
-        ) from error
+    return []
 
 
 def add_earlier(directory: Path, until: int, config: TrialConfig) -> None:

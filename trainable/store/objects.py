@@ -159,10 +159,7 @@ class ObjectFiles:
 
     def quarantine(self, name: str) -> None:
         self._check_fence()
-        target, count = quarantined(name), 0
-        while self._system.exists(self._key(target)):
-            count += 1
-            target = quarantined(f"{name}-{count}")
+        target = quarantined(unused_name(name, self._list(self._root / quarantined())))
         for file in self._list(self._root / name):
             self._system.cp_file(self._key(name, file), self._key(target, file))
         self.remove(name)
@@ -224,10 +221,7 @@ def _token(name: str) -> str:
 
 
 class RunObjects(ObjectFiles):
-    """The generations of a run whose other files are in a local directory.
-
-    Opening them also opens the directory, so the run's `metrics.jsonl` has the same single writer.
-    """
+    """The generations of a run whose other files are in a directory, with the same writer."""
 
     def __init__(self, system: Any, root: PurePosixPath | str, local: LocalFiles) -> None:
         super().__init__(system, root)
@@ -258,11 +252,7 @@ class RunObjects(ObjectFiles):
 
 
 def connect(timeout: float = _TIMEOUT_SECONDS) -> Any:
-    """Return the object store that the environment names, as an fsspec file system.
-
-    `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` names the endpoint if it is not Amazon's; the AWS
-    SDK finds credentials and region. This sends no request.
-    """
+    """Return the object store that the environment names, for fsspec; sends nothing."""
     return _connect(*_endpoint(), timeout)
 
 
@@ -306,10 +296,7 @@ def _endpoint() -> tuple[str | None, str | None]:
 
 
 def probe(prefix: str, *, empty: str | None = None) -> None:
-    """Check within seconds that checkpoints can be kept below a prefix.
-
-    Lists, writes, reads and removes one small object, and looks up one that does not exist.
-    """
+    """Check within seconds that checkpoints can be kept below a prefix, by one small object."""
     root = PurePosixPath(prefix.removeprefix(SCHEME))
     key = str(root / f".probe-{uuid.uuid4().hex[:12]}")
     system = connect(_PROBE_SECONDS)

@@ -159,10 +159,7 @@ def private_directory(
     trust_groups: bool = True,
     sticky: bool = False,
 ) -> Path:
-    """Return the real path of a directory, which no user but this one and root can replace.
-
-    Symbolic links of this user and root are followed.
-    """
+    """Return the real path of a directory, which no user but this one and root can replace."""
     place, opened = _open(
         directory, create=create, mode=mode, trust_groups=trust_groups, sticky=sticky
     )

@@ -90,12 +90,13 @@ def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> Non
         with aside.open("xb") as file:
             file.write(content)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                sync_open_file(file)
         os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+    if durable:
+        sync_directory(path.parent)
 
 
 def create_regular(path: Path, content: bytes) -> None:
@@ -173,12 +174,6 @@ def probe_directory(path: Path) -> None:
 def sync_file(path: Path) -> None:
     """Make a file and its name survive a power loss."""
     sync_directory(path)
-    sync_directory(path.parent)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replace a small file atomically; it survives a power loss once this returns."""
-    replace_regular(path, text.encode(), durable=True)
     sync_directory(path.parent)
 
 

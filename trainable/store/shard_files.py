@@ -70,53 +70,40 @@ class ShardGroup:
         return tuple(Shard(*shard) for (shard, *_), _ in notes)
 
 
-def whole_state(files: Files, generation: Generation, content: bytes) -> dict[str, Any]:
-    """Return the state of a generation, put together if it is in shards."""
+def read_whole(
+    files: Files, generation: Generation, content: bytes, *, in_shards: bool = False
+) -> dict[str, Any]:
+    """Return a generation's state, put together; or with where its shards are, for `Shards`."""
     state = parse_state(content, f"{generation.address}/{STATE}")
     if not generation.shards:
         return state
-    return joined(state, [read_parts(files, generation, r) for r in range(len(generation.shards))])
-
-
-def noted_state(files: Files, generation: Generation, content: bytes) -> dict[str, Any]:
-    """Return a generation's state as its `state.pt` has it, with the address of its shards."""
-    del files
-    state = parse_state(content, f"{generation.address}/{STATE}")
-    if generation.shards:
-        state[SHARDS] = {"address": generation.address, "files": state[SHARDS]}
-    return state
+    state[SHARDS] = {"address": generation.address, "files": state[SHARDS]}
+    return state if in_shards else joined(state, Shards(state, files).all())
 
 
 class Shards:
-    """The shards of a state that `noted_state` returned; any process may read them."""
+    """The shards of a state that `read_whole` returned; any process may read them."""
 
-    def __init__(self, state: dict[str, Any]) -> None:
-        where = state[SHARDS]
-        address, listed = where["address"], tuple(Shard(*shard) for shard in where["files"])
-        self._files = files_at(address.rpartition("/")[0])
-        self._generation = Generation(
-            address, 0, 0, 0, "", "min", None, 0, "", listed
-        )  # of which only the shards are read
+    def __init__(self, state: dict[str, Any], files: Files | None = None) -> None:
+        self._address: str = state[SHARDS]["address"]
+        self._listed = [Shard(*shard) for shard in state[SHARDS]["files"]]
+        self._files = files or files_at(self._address.rpartition("/")[0])
 
     def __len__(self) -> int:
-        return len(self._generation.shards)
+        return len(self._listed)
 
     def all(self) -> list[Parts]:
         """Return the parts of all ranks."""
         return [self[rank] for rank in range(len(self))]
 
     def __getitem__(self, rank: int) -> Parts:
-        return read_parts(self._files, self._generation, rank)
-
-
-def read_parts(files: Files, generation: Generation, rank: int) -> Parts:
-    """Return a rank's parts of a sharded state."""
-    name = shard_name(rank)
-    content = read_verified(files, generation, name)
-    if content is None:
-        raise CheckpointError(
-            f"{generation.address}/{name} is missing, or does not have the sha256 "
-            f"{generation.contents[name].sha256}; choose another checkpoint"
-        )
-    parts: Parts = parse_state(content, f"{generation.address}/{name}")
-    return parts
+        name, expected = shard_name(rank), self._listed[rank].sha256
+        where = self._address.rpartition("/")[2]
+        content = read_verified(self._files, where, name, expected)
+        if content is None:
+            raise CheckpointError(
+                f"{self._address}/{name} is missing, or does not have the sha256 {expected}; "
+                "choose another checkpoint"
+            )
+        parts: Parts = parse_state(content, f"{self._address}/{name}")
+        return parts

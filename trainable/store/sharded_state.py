@@ -29,10 +29,7 @@ Replace = Callable[[object], object]
 def split(
     state: dict[str, Any], local: Callable[[Tensor], Tensor | None]
 ) -> tuple[dict[str, Any], Parts]:
-    """Return a state with notes in place of its sharded tensors, and this rank's parts of them.
-
-    A tensor that the state has twice (tied weights) is one part.
-    """
+    """Return a state with notes in place of its sharded tensors, and this rank's parts of them."""
     from torch import Tensor  # readers of manifests do not need it
 
     parts: Parts = {}
@@ -96,26 +93,6 @@ def largest_part_bytes(tensors: Iterable[Tensor], size: int) -> int:
         rows, *row = tensor.shape or (1,)
         found += -(-rows // size) * math.prod(row) * tensor.element_size()
     return found
-
-
-def flat(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with this rank's parts as entries of their own, so that each is copied."""
-    parts: Parts = state.get(SHARDS, {})
-    rest = {entry: value for entry, value in state.items() if entry != SHARDS}
-    return {**rest, **{flat_key(entry): found for entry, found in parts.items()}}
-
-
-def flat_key(entry: str) -> str:
-    """Return the name under which `flat` has the parts of an entry."""
-    return f"{SHARDS}/{entry}"
-
-
-def unflat(state: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
-    """Return a state of `flat` without this rank's parts, and those."""
-    prefix = flat_key("")
-    rest = {entry: value for entry, value in state.items() if not entry.startswith(prefix)}
-    parts = {entry: value for entry, value in state.items() if entry.startswith(prefix)}
-    return rest, {entry.removeprefix(prefix): value for entry, value in parts.items()}
 
 
 def _mapped(value: Any, change: Replace) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainable.errors import CheckpointError
+from trainable.store.sharded_state import SHARDS
 
 _PIECE = 2**20
 _END, _LOCATOR, _LARGE_END = 22, 20, 56
@@ -43,9 +44,16 @@ class Snapshots:
         twice (tied weights) is copied once, and both places share the copy.
         """
         copying = _Copying(self._spare)
-        copied = {
-            key: copying.copy(entry, later=key in async_copy_keys) for key, entry in state.items()
-        }
+
+        def copies(entries: dict[str, Any]) -> dict[str, Any]:
+            return {
+                key: copies(entry)  # this rank's parts, by entry
+                if key == SHARDS
+                else copying.copy(entry, later=key in async_copy_keys)
+                for key, entry in entries.items()
+            }
+
+        copied = copies(state)
         self._spare, self._unfinished = copying.memory(), copying.later
         return copied
 
@@ -116,11 +124,7 @@ class _Digesting:
 
 
 def parse_state(content: bytes, name: str = "the checkpoint") -> dict[str, Any]:
-    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU.
-
-    Raises:
-        CheckpointError: The bytes, which messages call `name`, are no state of a run.
-    """
+    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU."""
     _check_size(content, name)
     try:
         state: dict[str, Any] = torch.load(

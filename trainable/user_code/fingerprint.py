@@ -83,10 +83,7 @@ def _digests(task: str) -> dict[str, str]:
 
 
 def task_directory(task: str) -> Path | None:
-    """Return the directory of a user's task: of its outermost package, or of its module.
-
-    None for a built-in task, for a module without a source file, and for one that is not imported.
-    """
+    """Return the directory of a user's task: of its outermost package, or of its module."""
     name = task.partition(":")[0]
     module, package = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
     if task in BUILT_IN or module is None or package is None:

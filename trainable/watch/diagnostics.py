@@ -89,12 +89,7 @@ class Throughput:
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:
-    """Return the run's memory in MiB; takes microseconds, without a device synchronisation.
-
-    `memory/process_mb` is the resident memory of this process on Linux, without its loader
-    processes. `memory/gpu_mb` is the memory of its tensors on `device`, if that is a GPU. Both
-    exclude other processes.
-    """
+    """Return the memory of this process, and of its tensors on a GPU, in MiB; does not wait."""
     found = {}
     if _STATM.exists():
         pages = int(_STATM.read_bytes().split()[1])
@@ -105,10 +100,7 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
 
 
 def memory_since_report(device: torch.device) -> dict[str, float]:
-    """Return `memory_in_use`, with the peak since the last call as `memory/gpu_mb`.
-
-    The peak decides whether a trial fits on a GPU; between two steps, less memory is in use.
-    """
+    """Return `memory_in_use`, with the peak since the last call as `memory/gpu_mb`."""
     found = memory_in_use(device)
     if device.type == "cuda":
         found["memory/gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20

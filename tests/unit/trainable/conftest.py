@@ -21,6 +21,8 @@ from trainable.loop import Trainer
 from trainable.store.snapshot import snapshot
 from trainable.task import Data, Task
 
+CPU = torch.device("cpu")
+
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
     """Samples with random augmentation from every generator of the host."""
@@ -74,6 +76,12 @@ class Waves(Task):
         x = torch.arange(96.0).view(24, 4).sin()
         samples = x, (x.sum(1) > 0).long()
         return Data(train=samples, val=samples)
+
+
+def variant(module: str = "trainable.task", **methods: Any) -> Toy:
+    """Return the toy task with other methods, from a module without the names of the test's."""
+    kind: type[Toy] = type("Custom", (Toy,), {"__module__": module, **methods})
+    return kind()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from sweeps.spec.spec import load_with_positions
 from trainable.config import BudgetConfig
 from trainable.errors import ConfigError
 from trainable.find_task import load_task
-from trainable.task import decay_groups
 from trainable.tasks.char_lm import read_text
 
 SMALL = {"context": 16, "layers": 2, "heads": 2, "width": 16, "text_bytes": 20_000}
@@ -23,7 +22,6 @@ def test_text_is_source_code_and_always_the_same():
     text = read_text(5_000)
     assert len(text) == 5_000
     assert text == read_text(5_000)
-    assert text == read_text(50_000)[:5_000]
     assert b"import" in read_text(50_000)
 
 
@@ -49,14 +47,6 @@ def test_prediction_depends_on_the_past_alone():
     assert one.shape == (1, 16, 256)
     assert torch.equal(one[0, :9], other[0, :9])
     assert not torch.equal(one[0, 9:], other[0, 9:])
-
-
-def test_embedding_is_tied_and_listed_once():
-    model = load_task("char_lm", SMALL).build_model()
-    parameters = list(model.parameters())
-    assert sum(p.shape == (256, 16) for p in parameters) == 1
-    listed = [p for group in decay_groups(model) for p in group["params"]]
-    assert sorted(map(id, listed)) == sorted(map(id, parameters))
 
 
 def test_untrained_model_is_as_good_as_guessing():
@@ -116,8 +106,6 @@ def test_example_training_beats_letter_frequencies(tmp_path, opened, example):
     ("arguments", "message"),
     [
         ({"context": 0}, "context is 0"),
-        ({"layers": 0}, "layers is 0"),
-        ({"heads": 0}, "heads is 0"),
         ({"width": 30}, "positive multiple of heads"),
         ({"val_fraction": 0.0}, "between 0 and 1"),
         ({"text_bytes": 1_000}, "must be at least 1290"),
@@ -128,10 +116,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message):
         load_task("char_lm", arguments)
 
 
-def test_too_short_text_is_reported(tmp_path, monkeypatch):
-    (tmp_path / "one.py").write_text("x = 1\n")
-    monkeypatch.setattr(
-        "trainable.tasks.char_lm.sysconfig.get_path", {"stdlib": tmp_path}.__getitem__
-    )
-    with pytest.raises(ConfigError, match=r"text_bytes is 20000, and the modules in .* hold 6"):
-        load_task("char_lm", SMALL).build_data()
+def test_too_short_text_is_reported():
+    long = load_task("char_lm", SMALL | {"text_bytes": 10**9})
+    with pytest.raises(ConfigError, match=r"text_bytes is 1000000000, and the modules in .* hold"):
+        long.build_data()

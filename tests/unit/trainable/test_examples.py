@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -123,13 +122,6 @@ def test_batch_that_ranks_cannot_divide_is_refused():
     context = Context(Path(), 0, 1, torch.device("cpu"), world_size=3)
     with pytest.raises(ConfigError, match=r"train.batch_size: 64 .* 32 samples.*multiple of 6"):
         next(run(config, context))
-
-
-def test_missing_loop_package_names_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    monkeypatch.delitem(sys.modules, "sweeps.examples.accelerate_loop", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install 'gradsweep\[accelerate\]'"):
-        load_loop("sweeps.examples.accelerate_loop:run")
 
 
 def test_check_finds_a_loop_without_starting_it():

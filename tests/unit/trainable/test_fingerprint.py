@@ -47,6 +47,9 @@ def test_code_fingerprint_covers_loaded_task_files(project: Path) -> None:
     importlib.import_module("fp_task")
     expected = ["fp_beside.py", "fp_parts/__init__.py", "fp_parts/model.py", "fp_task.py"]
     assert code_digests("fp_task:Any") == {name: _digest(project / name) for name in expected}
+    assert code_digests("fp_parts.model:Any").keys() == {"__init__.py", "model.py"}
+    load_task("spiral", {})
+    assert code_digests("spiral").keys() == {"spiral.py"}
 
 
 def test_only_files_with_other_content_have_changed(
@@ -77,17 +80,6 @@ def test_a_module_that_was_made_up_names_no_file(
     assert "_classes.py" not in code_digests("fp_task:Any")
 
 
-@pytest.mark.usefixtures("project")
-def test_a_packages_code_lies_in_the_package() -> None:
-    importlib.import_module("fp_task")
-    assert code_digests("fp_parts.model:Any").keys() == {"__init__.py", "model.py"}
-
-
-def test_a_built_in_tasks_code_is_its_file() -> None:
-    load_task("spiral", {})
-    assert code_digests("spiral").keys() == {"spiral.py"}
-
-
 def test_tensor_digest_covers_values_types_and_shapes() -> None:
     base = torch.arange(6)
     different = [base, base + 1, base.float(), base.reshape(2, 3), base.flip(0), base[:5]]
@@ -103,8 +95,5 @@ def test_built_in_tasks_declare_their_data(name: str) -> None:
     assert task.fingerprint(task.build_data()) == task.fingerprint(task.build_data())
     other = load_task(name, {"spiral": {"samples": 40}}.get(name, {"val_fraction": 0.3}))
     assert task.fingerprint(task.build_data()) != other.fingerprint(other.build_data())
-
-
-def test_lazily_read_dataset_has_no_fingerprint() -> None:
-    samples = torch.utils.data.TensorDataset(torch.zeros(2, 1))
-    assert Task().fingerprint(Data(train=samples, val=(torch.zeros(1),))) is None
+    lazy = torch.utils.data.TensorDataset(torch.zeros(2, 1))
+    assert Task().fingerprint(Data(train=lazy, val=(torch.zeros(1),))) is None

@@ -1,5 +1,7 @@
 """The first batches of a run before it starts: refusals, warnings and costs."""
 
+# ruff: noqa: ARG001  what stands in for a method keeps its signature
+
 from __future__ import annotations
 
 import time
@@ -9,49 +11,31 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.golden.messages import compare_messages
+from tests.unit.trainable.conftest import CPU, Toy, variant
 from trainable.build import Parts, build_parts, build_step
 from trainable.check import first_batches
 from trainable.check.first_batches import FirstBatches, checkpoint_bytes, reported_names
 from trainable.check.testing import check_task
+from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.seeding import HostRngState
 from trainable.task import Data, Task
 from trainable.watch.diagnostics import LayerNorms
 
-CPU = torch.device("cpu")
-
-
-class Plain(Task):
-    """Two classes in 64 samples; validation has several batches."""
-
-    samples = 64
-
-    def build_model(self) -> nn.Module:
-        return nn.Linear(4, 2)
-
-    def build_data(self) -> Data:
-        x = torch.randn(self.samples, 4, generator=torch.Generator().manual_seed(0))
-        split = x, (x[:, 0] > 0).long()
-        return Data(train=split, val=split)
-
-
-def _made(module: str = "trainable.task", **methods: Any) -> Task:
-    """Return a variant of the task, from a module without the names of this one."""
-    kind: type[Task] = type("Custom", (Plain,), {"__module__": module, **methods})
-    return kind()
+Compute = Callable[..., tuple[FirstBatches, Parts]]
 
 
 @pytest.fixture
-def compute(configure: Callable[..., Any]) -> Callable[..., tuple[FirstBatches, Parts]]:
-    """Compute the first batches of a variant of the plain task."""
+def compute(configure: Callable[..., Any]) -> Compute:
+    """Compute the first batches of a variant of the toy task."""
 
-    def made(task: Task, **config: Any) -> tuple[FirstBatches, Parts]:
+    def made(task: Task, *, resumed: bool = False, **config: Any) -> tuple[FirstBatches, Parts]:
         wanted = configure(**config)
         parts = build_parts(wanted, device=CPU, task=task)
-        first = FirstBatches(parts, wanted, build_step(parts, wanted.train))
+        first = FirstBatches(parts, wanted, build_step(parts, wanted.train), resumed=resumed)
         first.compute()
         return first, parts
 
@@ -60,7 +44,6 @@ def compute(configure: Callable[..., Any]) -> Callable[..., tuple[FirstBatches, 
 
 def _returns(result: Any) -> Callable[..., Any]:
     def evaluate(self: Task, model: nn.Module, batches: Any) -> Any:
-        del self, model
         for _ in batches:
             pass
         return result
@@ -70,11 +53,11 @@ def _returns(result: Any) -> Callable[..., Any]:
 
 def _logs(self: Task, model: nn.Module, batch: Any) -> Any:
     self.log("train/aux", 1.0)
-    return Plain.loss(self, model, batch)
+    return Toy.loss(self, model, batch)
 
 
 def _detached(self: Task, model: nn.Module, batch: Any) -> Any:
-    total, weight = Plain.loss(self, model, batch)
+    total, weight = Toy.loss(self, model, batch)
     return total.detach(), weight
 
 
@@ -90,34 +73,29 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_first_batches_refuse(
-    case: str, compute: Callable[..., Any], request: pytest.FixtureRequest
-) -> None:
+def test_first_batches_refuse(case: str, compute: Compute, request: pytest.FixtureRequest) -> None:
     methods, metric = REFUSED[case]
     more: dict[str, Any] = {"mode": ("min", "max")} if isinstance(metric, tuple) else {}
     with pytest.raises(TrainingError) as refused:
-        compute(_made(**methods), metric=metric, **more)
+        compute(variant(**methods), metric=metric, **more)
     assert isinstance(refused.value, ConfigError | TaskError)
     compare_messages(request, [str(refused.value)])
 
 
 def _raises(self: Task, model: nn.Module, batch: Any) -> Any:
-    del self, model, batch
     raise ZeroDivisionError("out of cheese")
 
 
 def _evaluation_raises(self: Task, model: nn.Module, batches: Any) -> Any:
-    del self, model, batches
     raise ValueError("only one class")
 
 
 def _not_a_number(self: Task, model: nn.Module, batch: Any) -> Any:
-    total, weight = Plain.loss(self, model, batch)
+    total, weight = Toy.loss(self, model, batch)
     return total * float("nan"), weight
 
 
 def _no_memory(self: Task, model: nn.Module, batch: Any) -> Any:
-    del self, model, batch
     raise torch.OutOfMemoryError("out of memory")
 
 
@@ -131,10 +109,8 @@ WARNED = {
 
 
 @pytest.mark.parametrize("case", WARNED)
-def test_first_batches_warn(
-    case: str, compute: Callable[..., Any], request: pytest.FixtureRequest
-) -> None:
-    first, _ = compute(_made(**WARNED[case]))
+def test_first_batches_warn(case: str, compute: Compute, request: pytest.FixtureRequest) -> None:
+    first, _ = compute(variant(**WARNED[case]))
     compare_messages(request, [_without_place(caution) for caution in first.cautions])
 
 
@@ -143,24 +119,22 @@ def _without_place(caution: str) -> str:
     return before + at + rest[rest.index(")") :] if at else caution
 
 
-def test_metric_that_the_module_names_is_only_warned_of(compute: Callable[..., Any]) -> None:
+def test_metric_that_the_module_names_is_only_warned_of(compute: Compute) -> None:
     """It may depend on the batch: this module has the text `recall_of_one`."""
     assert "recall_of_one"
-    first, _ = compute(_made(__name__), metric="val/recall_of_one", mode="max")
+    first, _ = compute(variant(__name__), metric="val/recall_of_one", mode="max")
     (caution,) = first.cautions
     assert "'val/recall_of_one' is not reported" in caution
     assert "val/accuracy" in caution
 
 
 @pytest.mark.parametrize("metric", ["train/aux", "val/extra", "train/loss", "val/accuracy"])
-def test_logged_and_reported_metrics_are_accepted(
-    compute: Callable[..., Any], metric: str
-) -> None:
+def test_logged_and_reported_metrics_are_accepted(compute: Compute, metric: str) -> None:
     def evaluate(self: Task, model: nn.Module, batches: Any) -> Any:
         self.log("extra", 2.0)
-        return Plain.evaluate(self, model, batches)
+        return Toy.evaluate(self, model, batches)
 
-    first, _ = compute(_made(loss=_logs, evaluate=evaluate), metric=metric)
+    first, _ = compute(variant(loss=_logs, evaluate=evaluate), metric=metric)
     assert first.cautions == []
 
 
@@ -169,9 +143,9 @@ def test_names_are_those_that_a_run_reports(
     configure: Callable[..., Any], opened: Callable[..., Any], tmp_path: Path, options: Any
 ) -> None:
     config = configure(epochs=1, **options)
-    trainer = opened(config, tmp_path, _made())
+    trainer = opened(config, tmp_path, Toy())
     (report,) = trainer.events()
-    parts = build_parts(config, device=CPU, task=_made())
+    parts = build_parts(config, device=CPU, task=Toy())
     layers = LayerNorms(parts.model, list(parts.model.parameters()))
     names = reported_names(parts, config.train, layers._layers)
     assert trainer.plans[0].windows % 2 == 0
@@ -179,13 +153,8 @@ def test_names_are_those_that_a_run_reports(
 
 
 def test_nothing_is_drawn(configure: Callable[..., Any]) -> None:
-    def build_model(self: Task) -> nn.Module:
-        del self
-        return nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
-
-    wanted = configure()
-    parts = build_parts(wanted, device=CPU, task=_made(build_model=build_model))
-    first = FirstBatches(parts, wanted, build_step(parts, wanted.train))
+    parts = build_parts(configure(), device=CPU, task=Toy())  # has dropout
+    first = FirstBatches(parts, configure(), build_step(parts, configure().train))
     before = HostRngState()
     first.compute()
     assert not before.has_changed()
@@ -214,84 +183,72 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_fastest_of_some_steps_is_the_measurement(
-    compute: Callable[..., Any], clock: Clock
-) -> None:
+def test_fastest_of_some_whole_steps_is_the_measurement(compute: Compute, clock: Clock) -> None:
     passes: list[bool] = []
 
-    def loss(self: Task, model: nn.Module, batch: Any) -> Any:
-        first_of_its_kind = model.training not in passes
-        passes.append(model.training)
-        clock.compute_for(0.2 if first_of_its_kind else 0.01)
-        return Plain.loss(self, model, batch)
-
-    first, parts = compute(_made(loss=loss))
-    assert passes == [True] * 3 + [False] * passes.count(False)
-    assert first.costs["step_seconds"] == pytest.approx(0.01)
-    assert first.costs["evaluation_seconds"] == pytest.approx(0.01 * parts.val.plan.windows)
-    assert first.costs["process_bytes"] > 2**20
-
-
-def test_whole_steps_count_the_optimizer(compute: Callable[..., Any], clock: Clock) -> None:
     class Slow(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             clock.compute_for(0.05)
             return super().step(closure)
 
-    class Task(Plain):
-        def build_optimizer(self, model: nn.Module, config: Any) -> Any:
-            return Slow(model.parameters(), lr=config.optimizer.lr)
+    def loss(self: Task, model: nn.Module, batch: Any) -> Any:
+        first_of_its_kind = model.training not in passes
+        passes.append(model.training)
+        clock.compute_for(0.2 if first_of_its_kind else 0.01)
+        return Toy.loss(self, model, batch)
 
-        def loss(self, model: nn.Module, batch: Any) -> Any:
-            clock.compute_for(0.01)
-            return super().loss(model, batch)
+    def build_optimizer(self: Task, model: nn.Module, config: TrainConfig) -> Any:
+        return Slow(model.parameters(), lr=config.optimizer.lr)
 
-    first, _ = compute(Task())
+    first, parts = compute(variant(loss=loss, build_optimizer=build_optimizer))
+    assert passes == [True] * 3 + [False] * passes.count(False)
     assert first.costs["step_seconds"] == pytest.approx(0.06)
+    assert first.costs["evaluation_seconds"] == pytest.approx(0.01 * parts.val.plan.windows)
+    assert first.costs["process_bytes"] > 2**20
 
 
-def test_slow_step_is_taken_once(
-    compute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_slow_step_is_taken_once_or_twice_where_that_decides(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(first_batches, "_ENOUGH_SECONDS", 0.0)
     passes = []
 
     def loss(self: Task, model: nn.Module, batch: Any) -> Any:
         passes.append(model.training)
-        return Plain.loss(self, model, batch)
+        return Toy.loss(self, model, batch)
 
-    monkeypatch.setattr(first_batches, "_ENOUGH_SECONDS", 0.0)
-    first, _ = compute(_made(loss=loss))
+    first, _ = compute(variant(loss=loss))
     assert passes == [True, False]
     assert first.costs["step_seconds"] > 0
+    with pytest.raises(TaskError, match=r"self\.center\.points"):
+        compute(_beside())
 
 
-def test_batch_that_blocks_is_given_up(
-    compute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_that_blocks_is_given_up(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     def loss(self: Task, model: nn.Module, batch: Any) -> Any:
-        del self, model, batch
         time.sleep(600)
 
     monkeypatch.setattr(first_batches, "SECONDS", 0.1)
-    first, _ = compute(_made(loss=loss))
+    first, _ = compute(variant(loss=loss))
     (caution,) = first.cautions
     assert "the first training batch took longer than 0.1 s" in caution
     assert "step_seconds" not in first.costs
 
 
-def test_only_batch_of_a_validation_is_decisive(compute: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("samples", [12, 43])
+def test_only_batch_of_a_validation_is_decisive(compute: Compute, samples: int) -> None:
     """With more batches, a later one may have what the first lacks."""
 
     def build_data(self: Task) -> Data:
-        data = Plain.build_data(self)
-        x, y = data.val
-        val = x[: self.samples], torch.full_like(y[: self.samples], -100)
-        return Data(train=data.train, val=val)
+        x, y = Toy.build_data(self).train
+        return Data(train=(x, y), val=(x[:samples], torch.full_like(y[:samples], -100)))
 
-    with pytest.raises(TaskError, match="no targets that count"):
-        compute(_made(build_data=build_data, samples=12))
-    first, _ = compute(_made(build_data=build_data))
-    assert "no targets that count" in first.cautions[0]
+    task = variant(build_data=build_data)
+    if samples == 12:
+        with pytest.raises(TaskError, match="no targets that count"):
+            compute(task)
+    else:
+        assert "no targets that count" in compute(task)[0].cautions[0]
 
 
 @pytest.mark.parametrize(("trained", "ema"), [(False, {}), (True, {"decay": 0.9})])
@@ -303,27 +260,185 @@ def test_checkpoint_size_is_close_to_that_on_disk(
     ema: dict[str, float],
 ) -> None:
     def build_model(self: Task) -> nn.Module:
-        del self
-        model = nn.Sequential(nn.Linear(4, 300), nn.BatchNorm1d(300), nn.Linear(300, 2))
+        model = nn.Sequential(nn.Linear(5, 300), nn.BatchNorm1d(300), nn.Linear(300, 3))
         if trained:
-            model.append(nn.Linear(2, 300)).append(nn.Linear(300, 4000).requires_grad_(False))
+            model.append(nn.Linear(3, 300)).append(nn.Linear(300, 4000).requires_grad_(False))
         return model
 
     config = configure(epochs=1, ema=ema)
     if trained:
         checkpoint = config.checkpoint.model_copy(update={"parameters": "trained"})
         config = config.model_copy(update={"checkpoint": checkpoint})
-    trainer = opened(config, tmp_path, _made(build_model=build_model))
+    trainer = opened(config, tmp_path, variant(build_model=build_model))
     list(trainer.events())
     trainer.close()
     (file,) = tmp_path.rglob("state.pt")
-    parts = build_parts(config, device=CPU, task=_made(build_model=build_model))
+    parts = build_parts(config, device=CPU, task=variant(build_model=build_model))
     optimizer = 8 * sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
     expected = checkpoint_bytes(parts, optimizer, trained_only=trained)
     assert expected == pytest.approx(file.stat().st_size, rel=0.15)
 
 
 def test_check_task_names_a_metric_that_is_not_reported() -> None:
-    check_task(Plain(), metrics=("val/loss", "val/accuracy", "train/loss"))
+    check_task(Toy(), metrics=("val/loss", "val/accuracy", "train/loss"))
     with pytest.raises(TaskError, match=r"'val/ccc' is not reported"):
-        check_task(Plain(), metrics="val/" + 3 * "c")
+        check_task(Toy(), metrics="val/" + 3 * "c")
+
+
+# What receives gradients beside the model must be in an optimizer.
+
+LOOSE = nn.Parameter(torch.ones(3))
+
+
+class Center(nn.Module):
+    """The center loss of face recognition: a parameter for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - self.points[targets]).square().sum()
+
+
+class Criterion:
+    """A loss that is no module."""
+
+    def __init__(self) -> None:
+        self.inner = {"center": Center()}
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.inner["center"](outputs, targets)  # type: ignore[no-any-return]
+
+
+class Beside(Toy):
+    """Its loss has a further term, `extra`."""
+
+    def build_model(self) -> nn.Module:
+        self.make()
+        return super().build_model()
+
+    def make(self) -> None:
+        self.center = Center()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        x, y = batch
+        outputs = model(x)
+        total = nn.functional.cross_entropy(outputs, y, reduction="sum")
+        return total + self.extra(outputs, y), len(y)
+
+    def extra(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.center(outputs, targets)  # type: ignore[no-any-return]
+
+
+def _beside(make: Any = None, extra: Any = None, **methods: Any) -> Task:
+    given = {"make": make, "extra": extra, **methods}
+    return type("Custom", (Beside,), {k: v for k, v in given.items() if v is not None})()
+
+
+def _sets(**values: Callable[[], Any]) -> Callable[[Task], None]:
+    def make(task: Task) -> None:
+        for name, value in values.items():
+            setattr(task, name, value())
+
+    return make
+
+
+def _sgd(task: Any, model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=config.optimizer.lr)
+
+
+UNTRAINED: dict[str, tuple[Task, tuple[str, ...]]] = {
+    "a module": (_beside(), ("self.center.points", "[*self.center.parameters()]")),
+    "a nested module": (
+        _beside(_sets(top=lambda: nn.ModuleList([Center()])), lambda t, o, y: t.top[0](o, y)),
+        ("[*self.top.parameters()]", "self.top.requires_grad_(False)"),
+    ),
+    "in a list and an object": (
+        _beside(_sets(parts=lambda: [0, Criterion()]), lambda t, o, y: t.parts[1](o, y)),
+        ("self.parts[1].inner['center'].points", ".parameters()]"),
+    ),
+    "a leaf": (
+        _beside(
+            _sets(shift=lambda: torch.zeros(3, requires_grad=True)),
+            lambda t, o, _: (o + t.shift).square().sum(),
+        ),
+        ("self.shift", '{"params": [self.shift]}', "self.shift.requires_grad_(False)"),
+    ),
+    "a global": (_beside(extra=lambda _, o, __: (o * LOOSE).sum()), ("a tensor of shape (3,)",)),
+    "with groups of the task": (
+        _beside(param_groups=lambda _, model: [{"params": list(model.parameters())}]),
+        ('add `{"params": [*self.center.parameters()]}` to the list that param_groups()',),
+    ),
+    "with an optimizer of the task": (
+        _beside(build_optimizer=_sgd),
+        ("add `[*self.center.parameters()]`", "an optimizer in build_optimizer()"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_what_would_never_change_is_refused_with_the_lines_to_write(
+    compute: Compute, name: str
+) -> None:
+    task, words = UNTRAINED[name]
+    with pytest.raises(TaskError, match="loss\\(\\) gives gradients to") as refused:
+        compute(task)
+    for part in (*words, "in no optimizer"):
+        assert part in str(refused.value)
+    assert compute(task, resumed=True)[0].cautions == [str(refused.value)]
+
+
+def test_lines_to_write_let_it_train(
+    tmp_path: Path, opened: Callable[..., Any], configure: Callable[..., Any]
+) -> None:
+    class Mended(Beside):
+        def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+            return [*super().param_groups(model), {"params": [*self.center.parameters()]}]
+
+    task = Mended()
+    list(opened(configure(), tmp_path, task).events())
+    assert not torch.equal(task.center.points, torch.ones(3, 3))
+
+
+def _own_steps(task: Any) -> None:
+    task.center = Center()
+    optimizer = torch.optim.SGD(task.center.parameters(), lr=0.1)
+    task.__class__.make_step = lambda _: optimizer.step()
+
+
+def _steps_without_optimizer(task: Any, step: int) -> None:
+    with torch.no_grad():
+        task.center.points -= 0.1 * task.center.points.grad
+    task.center.points.grad = None
+
+
+def _without_gradient(task: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    with torch.no_grad():
+        return task.center(outputs, targets)  # type: ignore[no-any-return]
+
+
+def _adversarial(task: Any, model: nn.Module, batch: Any) -> Any:
+    if not model.training:
+        return Task.loss(task, model, batch)
+    x, y = batch
+    x = x.clone().requires_grad_()
+    outputs = model(x)
+    (slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+    total = nn.functional.cross_entropy(outputs, y, reduction="sum") + (slope * x).sum()
+    return total, len(y)
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "frozen": {"make": _sets(center=lambda: Center().requires_grad_(False))},
+    "a teacher without gradients": {"extra": _without_gradient},
+    "never used": {"extra": lambda _, o, __: 0 * o.sum()},
+    "an optimizer in a closure": {"make": _own_steps},
+    "updated in a hook": {"on_step_end": _steps_without_optimizer},
+    "inputs that require gradients": {"loss": _adversarial},
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_frozen_or_trained_otherwise_is_accepted(compute: Compute, name: str) -> None:
+    assert compute(_beside(**ACCEPTED[name]))[0].cautions == []

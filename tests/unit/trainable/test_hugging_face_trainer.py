@@ -179,12 +179,9 @@ def test_new_learning_rate_scales_the_restored_schedule(tmp_path):
 REFUSED: dict[str, dict[str, Any]] = {
     "output_dir": {"output_dir": "elsewhere"},
     "eval_strategy": {"eval_strategy": "no"},
-    "save_strategy": {"save_strategy": "steps"},
     "save_steps": {**BY_STEPS, "save_steps": 4},
     "save_only_model": {"save_only_model": True},
-    "ignore_data_skip": {"ignore_data_skip": True},
     "load_best_model_at_end": {"load_best_model_at_end": True},
-    "eval_on_start": {"eval_on_start": True},
     "auto_find_batch_size": {"auto_find_batch_size": True},
     "num_train_epochs": {"num_train_epochs": 3},
     "max_steps": {**BY_STEPS, "max_steps": 15},

@@ -25,8 +25,6 @@ pytestmark = [
 ]
 
 EQUAL = {
-    "plain": ("Net", "Points"),
-    "odd": ("Net", "Odd"),
     "hooked": ("Hooked", "Points"),
     "hooked odd": ("Hooked", "Odd"),
     "contrastive": ("Contrastive", "Points"),

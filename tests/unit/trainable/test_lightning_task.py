@@ -179,17 +179,10 @@ def test_trains_as_lightning_does(tmp_path):
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-5, atol=1e-6)
     row = read_rows(tmp_path)[-1].metrics
     expected = {name: float(value) for name, value in fitted.callback_metrics.items()}
-    for name, same in {
-        "val/loss": "val_loss",
-        "val/accuracy": "val/accuracy",
-        "both_epoch": "both_epoch",
-        "both_step": "both_step",
-        "hits_epoch": "hits_epoch",
-        "train_accuracy": "train_accuracy",
-        "train/loss": "train/loss",
-        "epochs": "epochs",
-    }.items():
-        assert row[name] == pytest.approx(expected[same], rel=1e-5), name
+    expected["val/loss"] = expected.pop("val_loss")
+    same = ("val/loss", "val/accuracy", "train/loss", "train_accuracy", "epochs")
+    for name in (*same, "both_epoch", "both_step", "hits_epoch"):
+        assert row[name] == pytest.approx(expected[name], rel=1e-5), name
     assert row["lr-SGD"] == pytest.approx(0.1 * 0.5**2)
     assert ours.called == theirs.called
 
@@ -217,12 +210,11 @@ def test_resumes_to_the_same_bits(tmp_path, interval):
     assert differences(*states) == []
 
 
-@pytest.mark.parametrize("interval", ["epoch", "step"])
-def test_new_learning_rate_scales_the_restored_schedule(tmp_path, interval):
-    rows, _ = _trained(NetTask(interval=interval), tmp_path / "one", _config())
+def test_new_learning_rate_scales_the_restored_schedule(tmp_path):
+    rows, _ = _trained(NetTask(interval="step"), tmp_path / "one", _config())
     (donor,) = (tmp_path / "one" / "checkpoints").glob("*11")
     for lr in (0.1, 0.2):
-        task = NetTask(interval=interval, lr=lr)
+        task = NetTask(interval="step", lr=lr)
         again, _ = _trained(task, tmp_path / f"{lr}", _config(), restore=donor)
         assert again[-1]["lr-SGD"] == pytest.approx(lr / 0.1 * rows[-1]["lr-SGD"], rel=1e-12)
 
@@ -262,12 +254,9 @@ def _optimizers(make):
 
 REFUSED = {
     "on_train_batch_end": {"on_train_batch_end": lambda *_: None},
-    "optimizer_step": {"optimizer_step": lambda *_: None},
-    "configure_gradient_clipping": {"configure_gradient_clipping": lambda *_: None},
     "automatic_optimization": {"automatic_optimization": False},
     "validation_step": {"validation_step": LightningModule.validation_step},
     "self.optimizers": _training(lambda self: self.optimizers()),
-    "self.manual_backward": _training(lambda self: self.manual_backward(None)),
     "self.trainer.strategy.broadcast": _training(
         lambda self: self.trainer.strategy.broadcast(self.lr)
     ),
@@ -306,8 +295,6 @@ LOADERS = {
     "WeightedRandomSampler": lambda data: DataLoader(
         data, sampler=torch.utils.data.WeightedRandomSampler([1.0] * 32, 32)
     ),
-    "worker_init_fn": lambda data: DataLoader(data, shuffle=True, worker_init_fn=print),
-    "list": lambda data: [DataLoader(data, shuffle=True)],
 }
 
 

@@ -1,18 +1,23 @@
-"""What a directory of generations syncs, and in which order: a power loss may come at any time."""
+"""What a directory of generations syncs, and in which order: a power loss may come at any time.
+
+Nothing is written through a link in a run's directory.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pytest
 
+from trainable.built import BUILT, Summary, check_built
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import History, Row
-from trainable.store.regular_files import make_directory, replace_file, sync_file
+from trainable.store.regular_files import make_directory, replace_regular, sync_file
 
 
 class Disk:
@@ -136,6 +141,9 @@ def test_replaced_file_is_synced_before_and_after_its_rename(
 def test_both_curves_are_synced(disk: Disk, files: LocalFiles, tmp_path: Path) -> None:
     history = History(tmp_path, files, step=0)
     history.append([Row(1, 1, {"loss": 1.0})])
+    disk.done.clear()
+    history.append([Row(2, 1, {"loss": 1.0})])
+    assert disk.done == [], "a step waits for no disk"
     history.append_logged(1, [Row(7, 1, {"own": 1.0})])
     disk.done.clear()
     history.sync()
@@ -151,7 +159,33 @@ def test_small_files_and_directories_are_synced(disk: Disk, tmp_path: Path) -> N
     sync_file(tmp_path / "a" / "b")
     assert disk.done == ["sync a/b", "sync a"]
     disk.done.clear()
-    replace_file(tmp_path / "a" / "notes", "{}")
+    replace_regular(tmp_path / "a" / "notes", b"{}", durable=True)
     source, target = disk.done[1].split(" -> ")
     assert disk.done == [f"sync {source}", f"{source} -> a/notes", "sync a"]
     assert target == "a/notes"
+
+
+def _notes(path: Path) -> None:
+    replace_regular(path, b"{}", durable=True)
+
+
+def _built(path: Path) -> None:
+    check_built(path.parent, cast(Summary, {"arguments": {}}), resumed=False)
+
+
+@pytest.mark.parametrize("write", [_notes, _built])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_links_are_not_written_through(
+    write: Callable[[Path], None], link: Callable[[Any, Any], None], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "authorized_keys"
+    theirs.write_text("ssh-ed25519 AAAA")
+    run = tmp_path / "run"
+    run.mkdir()
+    place = run / BUILT
+    for name in (place.name, f".{place.name}.tmp", place.with_suffix(".tmp").name):
+        link(theirs, run / name)
+    write(place)
+    assert theirs.read_text() == "ssh-ed25519 AAAA"
+    assert not place.is_symlink()
+    assert json.loads(place.read_text()) in ({}, {"arguments": {}})

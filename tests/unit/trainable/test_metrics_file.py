@@ -35,10 +35,6 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert first == {"step": 1, "time": 1000, "metrics": {"train/loss": 1.0}}
 
 
-def test_empty_file_has_no_rows(tmp_path):
-    assert read_rows(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("step", "kept"), [(0, []), (2, [1, 2]), (5, [1, 2, 3, 5]), (9, [1, 2, 3, 5])]
 )
@@ -87,29 +83,6 @@ def test_lines_of_one_step_are_one_row(tmp_path):
     assert read_rows(tmp_path) == [Row(4, 20, {"train/loss": 1.0, "val/loss": 2.0})]
 
 
-def test_rows_are_visible_to_others_before_close(tmp_path):
-    history = _open(tmp_path)
-    history.append([_row(1)])
-    assert len(read_rows(tmp_path)) == 1
-    history.close()
-
-
-def test_sync_reaches_the_disk(tmp_path, monkeypatch):
-    synced = []
-    history = _open(tmp_path)
-    monkeypatch.setattr(os, "fsync", synced.append)
-    history.append([_row(1)])
-    assert not synced
-    history.sync()
-    assert len(synced) == 1
-    history.append_logged(1, [_row(7)])
-    history.sync()
-    assert synced[1:] == [history._file.fileno(), history._logged_file.fileno()]
-    history.close()
-    history.close()
-    assert len(synced) == 5
-
-
 def test_a_full_disk_is_named_with_the_curve(tmp_path):
     history = _open(tmp_path)
     with open("/dev/full", "wb") as full:
@@ -120,15 +93,6 @@ def test_a_full_disk_is_named_with_the_curve(tmp_path):
     with pytest.raises(StorageError, match=told):
         history.close()
     assert history._file.closed
-
-
-def test_full_disk_while_cutting_is_named(tmp_path):
-    class Full(LocalFiles):
-        def replace(self, path, _):
-            raise OSError(28, "No space left on device", str(path))
-
-    with pytest.raises(StorageError, match=r"metrics\.jsonl could not be written: .*No space"):
-        History(tmp_path, Full.of(tmp_path), step=0)
 
 
 def test_replaced_writer_appends_nothing(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
@@ -90,10 +89,6 @@ def _key(pointer):
 
 def _steps(bucket, tmp_path):
     return [g.step for g in _reader(bucket, tmp_path).generations()]
-
-
-def test_fsspec_is_the_interface():
-    assert isinstance(Bucket(), fsspec.AbstractFileSystem)
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -249,27 +244,6 @@ def test_commit_just_before_the_fence_counts(tmp_path):
     assert _steps(bucket, tmp_path) == [1, 2]
 
 
-def test_fence_of_an_earlier_version_keeps_checkpoints(tmp_path):
-    bucket = Bucket()
-    store = _store(bucket, tmp_path)
-    for step in (1, 2):
-        _save(store, step)
-    bucket.pipe_file(str(tmp_path / "writer"), b"0f3a91c2d4e5")
-    again = _store(bucket, tmp_path)
-    assert again.resume()["step"] == 2
-    assert _steps(bucket, tmp_path) == [1, 2]
-
-
-def test_checkpoint_can_be_removed_twice(tmp_path):
-    bucket = Bucket()
-    store = _store(bucket, tmp_path)
-    first = _save(store, 1)
-    bucket.rm(_key(first), recursive=True)
-    for step in (2, 3, 4):
-        _save(store, step)
-    assert _steps(bucket, tmp_path) == [3, 4]
-
-
 def test_checkpoint_may_vanish_while_being_removed(tmp_path):
     bucket = Bucket()
     store = _store(bucket, tmp_path)
@@ -306,7 +280,7 @@ def test_checkpoints_of_a_concurrent_writer_stay(tmp_path, at, closes):
     assert (again.set_aside, _steps(bucket, tmp_path)) == ([], [2, 3])
 
 
-@pytest.mark.parametrize("signature", [b"", b"\n", b"0f3a91c2d4e5\nste"])
+@pytest.mark.parametrize("signature", [b"", b"0f3a91c2d4e5", b"0f3a91c2d4e5\nste"])
 def test_interrupted_fence_keeps_checkpoints(tmp_path, signature):
     bucket = Bucket()
     _save(_store(bucket, tmp_path), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from trainable.build import build_parts
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import LoaderSource, SampledPlan, SplitReading, TensorSource, WindowPlan
 from trainable.errors import ConfigError
-from trainable.ranks import WHOLE, Ranks, RankShare
-from trainable.streams import open_stream
+from trainable.ranks import WHOLE, RankShare
 from trainable.task import Data
 
 RANKS = st.integers(1, 6)
@@ -136,110 +134,28 @@ def _noise(samples):
     return torch.stack([sample[0] for sample in samples]), torch.rand(())
 
 
-class Reading(Ranks):
-    """A rank whose others read as it does."""
-
-    def __init__(self, share):
-        self.rank, self.size = share.rank, share.size
-
-    def gather_plain(self, value, error=None, *, seconds=None):
-        assert value is not None
-        (own,) = super().gather_plain(value, error, seconds=seconds)
-        return [json.loads(json.dumps(own))] * self.size
-
-
-class Counted(IterableDataset):
-    """Samples 0, 1, ... with a number drawn for each, or batches of two of them."""
-
-    def __init__(self, batched=False):
-        self.batched = batched
-        self.at = 0
-
-    def __iter__(self):
-        while self.at < 11:
-            self.at += 1
-            sample = torch.tensor([float(self.at), torch.rand(()).item()])
-            yield torch.stack([sample, sample]) if self.batched else sample
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-def _stream(share, *, batched=False, split="train", workers=0, accumulation=2, collate=None):
-    stream = Counted(batched)
-    return open_stream(
-        Data(train=stream, val=stream, batched=batched, collate=collate),
-        TrainConfig(batch_size=4, accumulation=accumulation, loader={"num_workers": workers}),
-        SplitReading(split, CPU, LoaderConfig(num_workers=workers), collate, share),
-        seed=5,
-        ranks=Reading(share),
-    )
-
-
-def _items(window):
-    return [row.tolist() for batch in window for row in (batch if batch.ndim > 1 else [batch])]
-
-
-@pytest.mark.parametrize("kind", ["loader", "stream"])
-def test_collate_draws_other_numbers_on_each_rank(kind):
+def test_collate_draws_other_numbers_on_each_rank():
     drawn = []
     for share in [WHOLE, *_shares(3)]:
-        if kind == "stream":
-            source = _stream(share, collate=_noise)
-        else:
-            source = LoaderSource(
-                Numbers(9),
-                WindowPlan(9, 9, 9),
-                SplitReading("train", CPU, collate=_noise, share=share),
-            )
+        reading = SplitReading("train", CPU, collate=_noise, share=share)
+        source = LoaderSource(Numbers(9), WindowPlan(9, 9, 9), reading)
         drawn.append(_read(source)[0][0][1].item())
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 3
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("split", ["train", "val"])
-@pytest.mark.parametrize("batched", [False, True])
-def test_stream_is_divided_and_nothing_lost(batched, split, workers):
-    expected = [_items(window) for window in _read(_stream(WHOLE, batched=batched, split=split))]
-    if workers:  # each process has a copy of the whole stream
-        whole = _stream(WHOLE, batched=batched, split=split, workers=workers)
-        expected = [_items(window) for window in _read(whole)]
-    sources = [
-        _stream(share, batched=batched, split=split, workers=workers) for share in _shares(2)
-    ]
-    of_ranks = [_read(source) for source in sources]
-    for number, window in enumerate(expected):
-        together = _chained(_items(ranks[number]) for ranks in of_ranks)
-        assert sorted(together) == sorted(window)
-        assert batched or together == window
-    assert all(len(ranks) == len(expected) for ranks in of_ranks)
-    assert [source.plan.num_read for source in sources] == [sum(map(len, expected))] * 2
+class Ready(IterableDataset):
+    """Ready batches."""
 
-
-def test_stream_resumes_on_each_rank():
-    for share in _shares(3):
-        whole = _read(_stream(share), epoch=0)
-        cut = _stream(share)
-        windows = cut.windows(0)
-        first = [list(next(windows))]
-        state = cut.state_dict()
-        resumed = _stream(share)
-        resumed.load_state_dict(state)
-        rest = [list(window) for window in resumed.windows(0, 1)]
-        assert [_items(w) for w in first + rest] == [_items(w) for w in whole]
+    def __iter__(self):
+        return (torch.zeros(2, 5) for _ in range(6))
 
 
 class Batches(Toy):
     """The toy task with ready batches."""
 
     def build_data(self):
-        stream = Counted(batched=True)
-        return Data(stream, stream, batched=True)
+        return Data(Ready(), Ready(), batched=True)
 
 
 def test_fewer_ready_batches_than_ranks_are_refused(configure):

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.integration
 
 KINDS = {
     "loader": {},
-    "sampler": {},
-    "lists": {},
     "stream": {},
     "batches": {"accumulation": 3},
     "own": {"loader": {"num_workers": 1}},

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.rank_training import TIMEOUT, Groups, config, curve, parameters, to_end
 from trainable.build import open_trainer
+from trainable.check.compare_states import state_differences
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import (
@@ -31,6 +32,7 @@ from trainable.loop import Trainer
 from trainable.parallel.rank_group import RankGroup
 from trainable.processes.local_ranks import LocalRanks
 from trainable.store.metrics_file import Row
+from trainable.watch.diagnostics import MEASURED
 
 pytestmark = pytest.mark.integration
 
@@ -239,7 +241,7 @@ def test_a_resumed_run_of_three_ranks_is_exact(ends: Ends) -> None:
     for name in ("resumed", "copied"):
         again = ends.runs[name]
         assert again.rows == whole.rows
-        assert _differing(again.state, whole.state) == []
+        assert list(state_differences(again.state, whole.state, ignored=MEASURED)) == []
 
 
 def test_each_rank_draws_and_saves_its_own_numbers(ends: Ends) -> None:
@@ -252,13 +254,23 @@ def test_one_process_saves_nothing_of_ranks(ends: Ends) -> None:
     assert "ranks" not in ends.runs["one"].state
 
 
-def test_an_exception_of_one_rank_fails_all(ends: Ends) -> None:
-    error = ends.errors["raising"]
+@pytest.mark.parametrize(
+    ("name", "rank", "said", "where"),
+    [
+        ("raising", "rank 1", "bad sample 17", "in loss"),
+        ("hook", "rank 2", "bad hook", "in on_step_end"),
+    ],
+)
+def test_an_exception_of_one_rank_fails_all(
+    ends: Ends, name: str, rank: str, said: str, where: str
+) -> None:
+    error = ends.errors[name]
     assert isinstance(error, RankFailed)
-    assert "rank 1" in str(error)
-    assert "bad sample 17" in str(error)
-    assert "in loss" in error.__notes__[0]
-    assert ends.others["raising"] == [f"error: {error}"]
+    assert rank in str(error)
+    assert said in str(error)
+    assert where in error.__notes__[0]
+    if name == "raising":
+        assert ends.others[name] == [f"error: {error}"]
 
 
 def test_one_rank_out_of_memory_stops_all_alike(ends: Ends) -> None:
@@ -266,13 +278,6 @@ def test_one_rank_out_of_memory_stops_all_alike(ends: Ends) -> None:
     assert isinstance(error, OutOfMemory)
     assert "rank 2" in str(error)
     assert all(end.startswith("oom") for end in ends.others["oom"])
-
-
-def test_a_hook_that_fails_on_one_rank_fails_all(ends: Ends) -> None:
-    error = ends.errors["hook"]
-    assert isinstance(error, RankFailed)
-    assert "rank 2" in str(error)
-    assert "bad hook" in str(error)
 
 
 def test_a_loss_that_is_nan_on_one_rank_stops_all(ends: Ends) -> None:
@@ -330,22 +335,3 @@ def test_run_names_its_ranks_and_earlier_ones(ends: Ends) -> None:
     # within an epoch, the ranks stop after the step in which they were asked to
     stopped = f"workers.before_step_{CUT + 1}"
     assert ends.runs["more"].workers == {"workers": "3", stopped: "2, within an epoch"}
-
-
-def _differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return the entries in which two states differ, but for what a clock measures."""
-    if isinstance(one, Tensor):
-        return [] if torch.equal(one, other) else [path]
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        return [
-            entry
-            for key in one
-            if key not in ("train/samples_per_second", "memory/process_mb")
-            for entry in _differing(one[key], other[key], f"{path}.{key}")
-        ]
-    if isinstance(one, list | tuple):
-        assert len(one) == len(other), path
-        pairs = enumerate(zip(one, other, strict=True))
-        return [entry for i, (a, b) in pairs for entry in _differing(a, b, f"{path}.{i}")]
-    return [] if one == other or one != one else [path]

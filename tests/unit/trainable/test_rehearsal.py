@@ -9,14 +9,14 @@ import time
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import IterableDataset
 
 from tests.unit.trainable import holders_task
+from tests.unit.trainable.conftest import Toy
 from tests.unit.trainable.holders_task import Counter, Holding
 from trainable.check.rehearsal import rehearse
 from trainable.errors import ConfigError, TaskError
-from trainable.task import Data, Task
+from trainable.task import Data
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -70,13 +70,12 @@ class Unready(HalfSaved):
         raise KeyError(state["calls"])
 
 
-LOST = {
-    "half pickled": (HalfPickled, "HalfPickled"),
-    "half saved": (HalfSaved, "HalfSaved"),
-    "refilled": (Refilled, "Refilled"),
-    "unready": (Unready, "KeyError"),
-}
-PLACES = ("task", "data", "collate", "optimizer", "module", "global", "class", "closure")
+PLACES = ("data", "collate", "optimizer", "module", "global", "class", "closure")
+LOST = [
+    *(("task", kind, kind.__name__) for kind in (HalfPickled, HalfSaved, Refilled)),
+    ("task", Unready, "KeyError"),
+    *((place, HalfSaved, "HalfSaved") for place in PLACES),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -84,41 +83,16 @@ def _enough_time(monkeypatch):
     monkeypatch.setattr("trainable.check.rehearsal.SECONDS", 120.0)
 
 
-@pytest.fixture
-def holding(monkeypatch):
-    """Let the holders keep a state that is lost."""
-
-    def make(place, kind):
-        monkeypatch.setitem(holders_task.MADE, "lost", kind)
-        return functools.partial(Holding, place, "lost")
-
-    return make
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", LOST)
-def test_what_a_resumed_run_would_lose_is_refused(configure, holding, place, kind):
-    made, said = LOST[kind]
-    found = rehearse(configure(), holding(place, made))
+@pytest.mark.parametrize(("place", "kind", "said"), LOST)
+def test_what_a_resumed_run_would_lose_is_refused(configure, monkeypatch, place, kind, said):
+    monkeypatch.setitem(holders_task.MADE, "lost", kind)
+    found = rehearse(configure(), functools.partial(Holding, place, "lost"))
     assert isinstance(found.problem, TaskError | ConfigError), found
     assert said in str(found.problem)
     assert "\n" not in str(found.problem)
 
 
-class Plain(Task):
-    """Two classes."""
-
-    def build_model(self):
-        """Return a model with dropout."""
-        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2))
-
-    def build_data(self):
-        """Return tensors."""
-        x = torch.arange(240.0).view(60, 4).sin()
-        return Data(train=(x, (x.sum(1) > 0).long()), val=(x, (x.sum(1) > 0).long()))
-
-
-class Forgetful(Plain):
+class Forgetful(Toy):
     """Declares a state that lacks its counter."""
 
     calls = 0
@@ -137,10 +111,11 @@ class Forgetful(Plain):
         """Take nothing."""
 
 
-class InFile(Plain):
+class InFile(Toy):
     """Counts in a file, which no checkpoint has."""
 
     def __init__(self, file):
+        super().__init__()
         self.file = file
 
     def loss(self, model, batch):
@@ -153,7 +128,7 @@ class InFile(Plain):
         return total * self.file.stat().st_size, weight
 
 
-class Timed(Plain):
+class Timed(Toy):
     """Draws by a seed that nobody knows."""
 
     def loss(self, model, batch):
@@ -162,7 +137,7 @@ class Timed(Plain):
         return total * (1 + random.Random(time.perf_counter_ns()).random()), weight
 
 
-class Clocked(Plain):
+class Clocked(Toy):
     """Logs what a clock says."""
 
     def loss(self, model, batch):
@@ -186,44 +161,24 @@ def test_random_steps_are_a_caution_and_clocks_are_none(configure):
     assert (found.problem, found.caution) == (None, None)
 
 
-class Lookahead(torch.optim.SGD):
-    """Synchronises with slow weights each seventh step; its state dict does not say so."""
-
-    def __init__(self, parameters, **options):
-        super().__init__(parameters, **options)
-        self.steps, self.slow = 0, None
-
-    def step(self, closure=None):
-        """Step, and sometimes go half the way back."""
-        super().step(closure)
-        self.steps += 1
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        if self.slow is None:
-            self.slow = [p.detach().clone() for p in parameters]
-        if self.steps % 7 == 0:
-            with torch.no_grad():
-                for slow, parameter in zip(self.slow, parameters, strict=True):
-                    slow.lerp_(parameter, 0.5)
-                    parameter.copy_(slow)
-
-
 class Stream(IterableDataset):
     """Draws its samples from a generator of its own."""
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(3)
         for _ in range(60):
-            x = torch.randn(4, generator=generator)
+            x = torch.randn(5, generator=generator)
             yield x, (x.sum() > 0).long()
 
     def __len__(self):
         return 60
 
 
-class Unusual(Plain):
+class Unusual(Toy):
     """Keeps state in many places, and all of it can be restored."""
 
     def __init__(self, stream=False):
+        super().__init__()
         self.stream, self.best, self.rng = stream, [], random.Random(3)
 
     def build_data(self):
@@ -243,7 +198,8 @@ class Unusual(Plain):
 
     def build_optimizer(self, model, config):
         """Return the wrapper, and plan with a schedule of torch's."""
-        optimizer = Lookahead(model.parameters(), lr=config.optimizer.lr, momentum=0.9)
+        holder = holders_task.Holder("tensor")
+        optimizer = holders_task.Lookahead(model.parameters(), holder, lr=config.optimizer.lr)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
             torch.optim.SGD(model.parameters(), lr=1.0), patience=0
         )
@@ -258,12 +214,8 @@ class Unusual(Plain):
 
     def on_step_end(self, step):
         """Average the weights."""
-        self.average.update_parameters(self.model_of(step))
-
-    def model_of(self, step):
-        """Return the model, whatever the step."""
         del step
-        return self.average.module
+        self.average.update_parameters(self.average.module)
 
     def on_epoch_end(self, epoch):
         """Let the plateau see a value."""
@@ -271,12 +223,13 @@ class Unusual(Plain):
         self.plateau.step(float(epoch))
 
 
-@pytest.mark.parametrize("options", [{}, {"stream": True}], ids=str)
 @pytest.mark.parametrize(
-    "train", [{}, {"ema": {"decay": 0.9}}, {"schedule": {"name": "plateau"}}], ids=str
+    ("stream", "train"),
+    [(False, {"ema": {"decay": 0.9}}), (True, {}), (True, {"schedule": {"name": "plateau"}})],
+    ids=str,
 )
-def test_unusual_task_that_resumes_exactly_passes_silently(configure, options, train):
-    found = rehearse(configure(**train), functools.partial(Unusual, **options))
+def test_unusual_task_that_resumes_exactly_passes_silently(configure, stream, train):
+    found = rehearse(configure(**train), functools.partial(Unusual, stream=stream))
     assert (found.problem, found.caution) == (None, None)
     assert found.builds_own  # it was rehearsed
 
@@ -291,5 +244,5 @@ def test_task_that_blocks_or_ends_its_process_is_left_to_the_first_batches(confi
 
     monkeypatch.setattr("trainable.check.rehearsal.SECONDS", 2.0)
     for loss in (blocks, ends):
-        found = rehearse(configure(), type("Stuck", (Plain,), {"loss": loss}))
+        found = rehearse(configure(), type("Stuck", (Toy,), {"loss": loss}))
         assert (found.problem, found.optimizer_bytes) == (None, None)

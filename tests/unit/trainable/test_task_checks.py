@@ -1,4 +1,7 @@
-"""Checks of a task on a few samples before a sweep: certain faults are refused, no others."""
+"""Checks of a task on a few samples before a sweep: certain faults are refused, no others.
+
+What is said of batches, outputs and results of another form is in `test_forms.py`.
+"""
 
 # ruff: noqa: ARG001, ARG002, ARG005  what stands in for something keeps its signature
 
@@ -11,8 +14,8 @@ from torch import nn
 from torch.nn.utils import weight_norm
 from torch.utils.data import Dataset, default_collate
 
-from trainable.build import build_parts, build_step
-from trainable.check.first_batches import FirstBatches
+from tests.unit.trainable.conftest import CPU, Toy, variant
+from trainable.build import build_parts
 from trainable.check.task_checks import quick_check, uncalled_methods
 from trainable.check.testing import check_task
 from trainable.errors import TaskError
@@ -20,25 +23,11 @@ from trainable.losses import cross_entropy
 from trainable.task import Data, Task
 
 
-def _tensors(samples=64):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(samples, 4, generator=generator)
-    return x, (x[:, 0] > 0).long()
-
-
-class Plain(Task):
-    def build_model(self):
-        return nn.Linear(4, 2)
-
-    def build_data(self):
-        return Data(train=_tensors(), val=_tensors())
-
-
 class Items(Dataset):
     """Samples of any form."""
 
-    def __init__(self, form=lambda x, y: (x, y)):
-        self.x, self.y = _tensors()
+    def __init__(self, form):
+        self.x, self.y = Toy().build_data().train
         self.form = form
 
     def __len__(self):
@@ -52,167 +41,89 @@ def _data(form=lambda x, y: (x, y), **options):
     return lambda self: Data(train=Items(form), val=Items(form), **options)
 
 
-def _logits_in_a_dict(self):
-    class Named(nn.Linear):
-        def forward(self, x):
-            return {"logits": super().forward(x)}
-
-    return Named(4, 2)
-
-
 def _targets(change):
     def build_data(self):
-        x, y = _tensors()
+        x, y = Toy.build_data(self).train
         return Data(train=(x, change(y)), val=(x, change(y)))
 
     return build_data
+
+
+@pytest.fixture
+def checked(configure):
+    """Check a variant of the toy task as before a sweep; return the cautions."""
+
+    def check(resumed=False, workers=1, **methods):
+        parts = build_parts(configure(), device=CPU, task=variant(**methods))
+        return quick_check(parts, resumed=resumed, workers=workers)
+
+    return check
 
 
 def _mean(self, model, batch):
     return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
 
 
-def _returns(*values):
-    return lambda self, model, batch: (model(batch[0]).sum(), *values)
-
-
-CERTAIN = [
-    ({"build_model": _logits_in_a_dict}, "returns a dict of 'logits'; .*takes a tensor of logits"),
-    ({"build_data": _targets(lambda y: y.float())}, "float32 numbers .*regression define loss"),
-    ({"build_data": _targets(lambda y: y[:, None])}, "do not fit .*squeeze the targets"),
-    ({"build_data": _targets(lambda y: y + 1)}, "reach from 1 to 2 and the model gives 2 logits"),
-    ({"build_model": lambda self: nn.Linear(4, 1)}, "one output for each target .*binary_cross"),
-    ({"build_data": _data(lambda x, y: x)}, "one tensor of shape .4, 4., without targets"),
-    ({"build_data": _data(lambda x, y: (x,))}, "1 part.s., without targets"),
-    ({"build_data": _data(lambda x, y: {"x": x, "y": y})}, "a dict of 'x', 'y'; .*define loss"),
-    ({"build_data": _data(lambda x, y: (x, y, y))}, "a batch has 3 part"),
-    ({"loss": lambda self, model, batch: model(batch[0]).sum()}, "loss.. returned Tensor; return"),
-    ({"loss": lambda self, model, batch: (0.5, 1)}, "returned float as its first part"),
-    ({"loss": lambda self, model, batch: (model(batch[0]), 1)}, "Tensor of shape .4, 2."),
-    ({"loss": _returns(1, 2)}, "loss.. returned 3 values; "),
-    ({"loss": _returns(torch.ones(3))}, "Tensor of shape .3,. as its second part, the weight"),
-    ({"loss": _returns(-1)}, "the weight -1; it must be the number of targets"),
-    ({"loss": lambda self, model, batch: {"loss": model(batch[0]).sum()}}, "returned a dict; "),
-    ({"loss": _mean}, "seems to return a mean: "),
-]
-
-
-@pytest.fixture
-def checked(configure):
-    """Check a variant of the plain task as it is before a sweep; return the cautions."""
-
-    def check(**methods):
-        task = type("Custom", (Plain,), methods)()
-        parts = build_parts(configure(), device=torch.device("cpu"), task=task)
-        cautions = quick_check(parts)
-        first = FirstBatches(parts, configure(), build_step(parts, configure().train))
-        first.compute()
-        return cautions + first.cautions
-
-    return check
-
-
-@pytest.mark.parametrize(("methods", "message"), CERTAIN)
-def test_failing_first_step_is_refused(methods, message, checked):
-    with pytest.raises(TaskError, match=message):
-        checked(**methods)
-
-
 def _mean_of_one(self, model, batch):
     return F.cross_entropy(model(batch[0]), batch[1]), 1
 
 
-def test_mean_with_weight_1_gets_a_warning(checked):
+def test_mean_is_refused_or_warned_of(checked):
+    with pytest.raises(TaskError, match="seems to return a mean: "):
+        checked(loss=_mean)
+    (caution,) = checked(loss=_mean, resumed=True)
+    assert "the gradient is 4 times too small" in caution
     (caution,) = checked(loss=_mean_of_one)
-    assert "seems to return a mean" in caution
     assert "val/loss gives a short last batch the same weight" in caution
     with pytest.raises(TaskError, match="seems to return a mean"):
-        check_task(type("Custom", (Plain,), {"loss": _mean_of_one})())
-
-
-def test_mean_of_a_resumed_run_is_only_warned_of(configure):
-    task = type("Custom", (Plain,), {"loss": _mean})()
-    parts = build_parts(configure(), device=torch.device("cpu"), task=task)
-    (caution,) = quick_check(parts, resumed=True)
-    assert "the gradient is 4 times too small" in caution
+        check_task(variant(loss=_mean_of_one))
 
 
 def _contrastive(self, model, batch):
-    outputs = model(batch[0])
-    own = torch.arange(len(outputs))
-    return F.cross_entropy(outputs @ outputs.T, own, reduction="sum"), len(outputs)
+    z = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="sum"), len(z)
 
 
 @pytest.mark.parametrize(
     ("methods", "workers", "warns"),
     [({"loss": _contrastive}, 2, True), ({"loss": _contrastive}, 1, False), ({}, 2, False)],
 )
-def test_loss_of_a_whole_batch_gets_a_warning_with_several_ranks(
-    configure, methods, workers, warns
-):
-    task = type("Custom", (Plain,), methods)()
-    parts = build_parts(configure(), device=torch.device("cpu"), task=task)
-    cautions = quick_check(parts, workers=workers)
+def test_loss_of_a_whole_batch_gets_a_warning_with_several_ranks(checked, methods, workers, warns):
+    cautions = checked(workers=workers, **methods)
     assert [f"resources.workers is {workers}" in one for one in cautions] == [True] * warns
 
 
-def _sum_of_one(self, model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), 1
-
-
 def test_sum_with_weight_1_gets_a_warning(checked):
-    (caution,) = checked(loss=_sum_of_one)
+    (caution,) = checked(loss=lambda self, model, batch: (Toy.loss(self, model, batch)[0], 1))
     assert "return total, len(y)" in caution
 
 
-def _broadcast(self, model, batch):
-    return ((model(batch[0]) - batch[1]) ** 2).sum(), len(batch[1])
-
-
-def _squeezed(self, model, batch):
-    return ((model(batch[0]).squeeze(1) - batch[1]) ** 2).sum(), len(batch[1])
-
-
 def test_outputs_against_all_targets_get_a_warning(checked):
-    one_output = {"build_model": lambda self: nn.Linear(4, 1)}
-    targets = {"build_data": _targets(lambda y: y.float())}
-    (caution,) = checked(loss=_broadcast, **one_output, **targets)
-    assert "compares each output with every target" in caution.replace(
-        "compare each", "compares each"
-    )
+    def loss(squeezes):
+        def squared(self, model, batch):
+            outputs = model(batch[0]).squeeze(1) if squeezes else model(batch[0])
+            return ((outputs - batch[1]) ** 2).sum(), len(batch[1])
+
+        return squared
+
+    one_output = {
+        "build_model": lambda self: nn.Linear(5, 1),
+        "build_data": _targets(lambda y: y.float()),
+    }
+    (caution,) = checked(loss=loss(squeezes=False), **one_output)
+    assert "with every target" in caution
     assert "model(x).squeeze(1)" in caution
-    assert checked(loss=_squeezed, **one_output, **targets) == []
-
-
-def test_error_about_types_names_the_conversion(checked):
-    def build_data(self):
-        x, y = _tensors()
-        return Data(train=(x.double(), y), val=(x.double(), y))
-
-    with pytest.raises(TaskError, match=r"inputs are torch.float64.*x = x.float"):
-        checked(build_data=build_data)
-
-
-def _fails(self, model, batch):
-    raise ZeroDivisionError("out of cheese")
-
-
-def test_error_in_loss_is_a_warning_with_its_place(checked):
-    (caution,) = checked(loss=_fails)
-    assert "raised ZeroDivisionError: out of cheese (at " in caution
-    assert "test_task_checks.py:" in caution
+    assert checked(loss=loss(squeezes=True), **one_output) == []
 
 
 def test_samples_without_targets_are_reported(checked):
-    in_training, in_validation = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
-    assert "have no targets that count" in in_training
-    assert in_validation.startswith("the first validation batch: ")
+    (caution,) = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
+    assert "have no targets that count" in caution
 
 
 def _mixed(samples):
     x, y = default_collate(samples)
-    order = torch.randperm(len(x))
-    return 0.7 * x + 0.3 * x[order], y
+    return 0.7 * x + 0.3 * x[torch.randperm(len(x))], y
 
 
 def test_random_collate_in_validation_gets_a_warning(checked):
@@ -220,14 +131,8 @@ def test_random_collate_in_validation_gets_a_warning(checked):
     assert "collate draws random numbers" in caution
     assert "collate_val=" in caution
     with pytest.raises(TaskError, match="collate draws random numbers"):
-        check_task(type("Custom", (Plain,), {"build_data": _data(collate=_mixed)})())
-    assert checked(build_data=_data(collate=_mixed, collate_val=default_collate)) == []
+        check_task(variant(build_data=_data(collate=_mixed)))
     assert checked(build_data=_data(collate=_mixed, collate_val=_mixed)) == []
-
-
-def _contrastive(self, model, batch):
-    z = F.normalize(model(batch[0]), dim=1)
-    return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="sum"), len(z)
 
 
 def _noisy(self, model, batch):
@@ -238,43 +143,30 @@ def _of_a_dict(self, model, batch):
     return cross_entropy(model(batch["x"]), batch["y"])
 
 
-HONEST = [
-    {},
-    {"loss": _contrastive},
-    {"loss": _noisy},
-    {"loss": _of_a_dict, "build_data": _data(lambda x, y: {"x": x, "y": y})},
-    {
+HONEST = {
+    "contrastive": {"loss": _contrastive},
+    "noisy": {"loss": _noisy},
+    "dicts": {"loss": _of_a_dict, "build_data": _data(lambda x, y: {"x": x, "y": y})},
+    "batch norm": {
         "build_model": lambda self: nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
         )
     },
-    {"build_model": lambda self: weight_norm(nn.Linear(4, 2))},
-    {"build_data": _targets(lambda y: F.one_hot(y, 2) * 0.8 + 0.1)},
-    {"build_data": _targets(lambda y: torch.where(y == 0, -100, y))},
-]
+    "weight norm": {"build_model": lambda self: weight_norm(nn.Linear(5, 3))},
+    "soft targets": {"build_data": _targets(lambda y: F.one_hot(y, 3) * 0.7 + 0.1)},
+    "ignored targets": {"build_data": _targets(lambda y: torch.where(y == 0, -100, y))},
+    "mixed in training": {"build_data": _data(collate=_mixed, collate_val=default_collate)},
+}
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
-@pytest.mark.parametrize("methods", HONEST)
-def test_unusual_tasks_pass(methods, checked):
-    assert checked(**methods) == []
+@pytest.mark.parametrize("name", HONEST)
+def test_unusual_tasks_pass(name, checked):
+    assert checked(**HONEST[name]) == []
+    check_task(variant(**HONEST[name]))
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    "methods",
-    [
-        {"build_model": lambda self: weight_norm(nn.Linear(4, 2))},
-        {"build_data": _data(collate=_mixed, collate_val=default_collate)},
-        {"loss": _noisy},
-        {"loss": _contrastive},
-    ],
-)
-def test_full_check_passes_unusual_tasks(methods):
-    check_task(type("Custom", (Plain,), methods)())
-
-
-class Misspelt(Plain):
+class Misspelt(Toy):
     def evalute(self, model, batches):
         return {"loss": 0.0}
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from tests.unit.trainable.conftest import CPU, Toy, variant
 from trainable.calls import HOOKS
 from trainable.config import LoaderConfig
 from trainable.data import LoaderSource, SplitReading, WindowPlan
@@ -18,11 +19,13 @@ from trainable.errors import TaskError
 from trainable.task import Data
 from trainable.user_code.task_code import task_code
 
-ENDS = [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit]
-
 
 class Own(BaseException):
     """An exception of a library's own that is no Exception."""
+
+
+ENDS = [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit, Own]
+METHODS = ["loss", "evaluate", "forward", "build_optimizer", *HOOKS]
 
 
 class Raising(Dataset):
@@ -40,13 +43,14 @@ class Raising(Dataset):
         return torch.zeros(5), torch.tensor(0)
 
 
-def _task(toy, **methods):
-    return type("Custom", (toy,), methods)()
-
-
-@pytest.mark.parametrize("error", [*ENDS, Own])
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("where", ["dataset", "collate"])
+@pytest.mark.parametrize(
+    ("error", "workers", "where"),
+    [
+        *((error, 0, "dataset") for error in ENDS),
+        *((error, 1, "dataset") for error in (StopIteration, SystemExit, Own)),
+        *((StopIteration, workers, "collate") for workers in (0, 1)),
+    ],
+)
 def test_epoch_that_ends_early_is_a_task_error(error, workers, where):
     def collate(samples):
         if len(samples) < 12:
@@ -59,7 +63,7 @@ def test_epoch_that_ends_early_is_a_task_error(error, workers, where):
         WindowPlan(43, 12, 12, shuffle=False),
         SplitReading(
             "train",
-            torch.device("cpu"),
+            CPU,
             loader=LoaderConfig(num_workers=workers),
             collate=collate if where == "collate" else None,
         ),
@@ -77,57 +81,50 @@ def test_epoch_that_ends_early_is_a_task_error(error, workers, where):
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_dataset_that_ends_fails_the_run(split, tmp_path, opened, configure, toy):
+def test_dataset_that_ends_fails_the_run(split, tmp_path, opened, configure):
     whole = TensorDataset(torch.zeros(43, 5), torch.zeros(43, dtype=torch.long))
     data = Data(**({"train": whole, "val": whole} | {split: Raising(StopIteration)}))
-    task = _task(toy, build_data=lambda self: data)  # noqa: ARG005
+    task = variant(build_data=lambda self: data)  # noqa: ARG005
 
     with pytest.raises(TaskError, match=rf"{split}: \d of 4 windows of epoch 1 came: StopIter"):
         list(opened(configure(), tmp_path, task).events())
 
 
-def test_loader_that_ends_early_is_detected():
-    source = LoaderSource(
-        Raising(None, at=None), WindowPlan(43, 12, 12), SplitReading("val", torch.device("cpu"))
-    )
-    source._loader = iter([[1], [2]])
-    with pytest.raises(TaskError, match="val: 2 of 4 windows of epoch 1 came and the data ended"):
-        list(source.windows(0))
-
-
-def test_source_that_ends_early_is_detected(tmp_path, opened, configure, toy):
-    trainer = opened(configure(), tmp_path, toy())
+def test_source_that_ends_early_is_detected(tmp_path, opened, configure):
+    trainer = opened(configure(), tmp_path, Toy())
     whole = trainer._train.windows
     trainer._train.windows = lambda epoch, start: list(whole(epoch, start))[:3]
     with pytest.raises(TaskError, match="3 of 4 windows of epoch 1 came"):
         list(trainer.events())
 
 
-@pytest.mark.parametrize("error", [*ENDS, Own])
-@pytest.mark.parametrize("method", ["loss", "evaluate", "forward", "build_optimizer", *HOOKS])
-def test_stop_iteration_and_exit_are_task_errors(error, method, tmp_path, opened, configure, toy):
+@pytest.mark.parametrize(
+    ("error", "method"),
+    [*((error, "loss") for error in ENDS), *((SystemExit, method) for method in METHODS[1:])],
+)
+def test_stop_iteration_and_exit_are_task_errors(error, method, tmp_path, opened, configure):
     def fail(*_):
         raise error
 
     def build_model(self):
-        model = toy.build_model(self)
+        model = Toy.build_model(self)
         model.register_forward_pre_hook(fail)
         return model
 
     methods = {"build_model": build_model} if method == "forward" else {method: fail}
     with pytest.raises(TaskError, match=rf"{error.__name__} was raised at .* in fail\(\)") as why:
-        list(opened(configure(), tmp_path, _task(toy, **methods)).events())
+        list(opened(configure(), tmp_path, variant(**methods)).events())
     assert isinstance(why.value.__cause__, error)
     ends_loop = issubclass(error, (StopIteration, StopAsyncIteration))
     assert ("give next() a default" if ends_loop else "remove the call") in str(why.value)
     assert "the length promises" not in str(why.value)  # no data item is at fault
 
 
-def test_evaluating_some_batches_is_allowed(tmp_path, opened, configure, toy):
+def test_evaluating_some_batches_is_allowed(tmp_path, opened, configure):
     def evaluate(self, model, batches):
         return {"loss": self.loss(model, next(iter(batches)))[0]}
 
-    trainer = opened(configure(), tmp_path, _task(toy, evaluate=evaluate))
+    trainer = opened(configure(), tmp_path, variant(evaluate=evaluate))
     assert len(list(trainer.events())) == 3
 
 
@@ -151,7 +148,7 @@ def test_keyboard_interrupt_is_no_task_error(handled_in):
         signal.signal(signal.SIGINT, before)
 
 
-def test_closing_a_run_between_reports_is_no_error(tmp_path, opened, configure, toy):
-    events = opened(configure(), tmp_path, toy()).events()
+def test_closing_a_run_between_reports_is_no_error(tmp_path, opened, configure):
+    events = opened(configure(), tmp_path, Toy()).events()
     next(events)
     events.close()

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,21 +20,6 @@ from trainable.processes.trial_log import (
     DescriptorOutput,
     TrialLog,
 )
-
-
-def test_log_holds_printed_text_without_secrets(tmp_path: Path) -> None:
-    path = tmp_path / "trial.log"
-    path.write_text("before\n")
-    with TrialLog(path) as log:
-        print("epoch", 1, "von s3://u:canary@bucket ä", file=log)
-    assert path.read_text(encoding="utf-8") == "before\nepoch 1 von s3://[hidden]@bucket ä\n"
-
-
-def test_invalid_text_is_escaped(tmp_path: Path) -> None:
-    path = tmp_path / "trial.log"
-    with TrialLog(path) as log:
-        print(FileNotFoundError("caf\udce9.bin"), file=log)
-    assert path.read_text() == "caf\\udce9.bin\n"
 
 
 def test_log_keeps_its_beginning_and_end(tmp_path: Path) -> None:
@@ -67,7 +51,7 @@ def _text(log: TrialLog) -> str:
     return Path(log._path).read_bytes().decode()
 
 
-@pytest.mark.parametrize("size", range(1, len(CANARY) + 1))
+@pytest.mark.parametrize("size", [1, 2, 5, len(CANARY)])
 def test_value_split_over_many_writes_is_hidden(log: TrialLog, size: int) -> None:
     text = f"as {CANARY}, API_KEY='a b'\nthen"
     for start in range(0, len(text), size):
@@ -80,14 +64,8 @@ def test_bytes_are_redacted_too(log: TrialLog) -> None:
     for byte in f"é {CANARY}".encode():
         log.buffer.write(bytes([byte]))
     log.buffer.write(b"\xff\n")
-    assert _text(log) == "é [hidden]\\xff\n"
-
-
-def test_complete_line_is_written_immediately(log: TrialLog, tmp_path: Path) -> None:
-    print("one", file=log)
-    log.write("two")
-    assert (tmp_path / "trial.log").read_text() == "one\n"
-    assert _text(log) == "one\ntwo"
+    print(FileNotFoundError("caf\udce9.bin"), file=log)
+    assert _text(log) == "é [hidden]\\xff\ncaf\\udce9.bin\n"
 
 
 def test_lines_survive_the_end_of_the_process(tmp_path: Path) -> None:
@@ -108,7 +86,7 @@ def test_progress_bar_states_become_lines(log: TrialLog) -> None:
     assert _text(log) == "\n10% |##\\x1b[A\n20% |##\\x1b[A\ndone\nagain\\x9b2J\\u202e\n"
 
 
-@pytest.mark.parametrize("before", [0, 3, len(CANARY)])
+@pytest.mark.parametrize("before", [0, 3])
 def test_endless_line_is_bounded_and_redacted(log: TrialLog, before: int) -> None:
     for _ in range(3):
         log.write("-" * (LONGEST_LINE - before))
@@ -118,19 +96,6 @@ def test_endless_line_is_bounded_and_redacted(log: TrialLog, before: int) -> Non
     text = _text(log)
     assert "canary" not in text
     assert text == ("-" * (LONGEST_LINE - before) + "[hidden]") * 3 + "\n"
-
-
-def test_threads_write_whole_lines(log: TrialLog) -> None:
-    def write(name: str) -> None:
-        for _ in range(200):
-            log.write(f"{name * 50}\n")
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(_text(log).split()) == [name * 50 for name in "abcd" for _ in range(200)]
 
 
 def _say(log: TrialLog) -> None:
@@ -146,14 +111,6 @@ def test_forked_process_writes_only_its_own_lines(log: TrialLog) -> None:
     child.join()
     log.write("again\n")
     assert _text(log) == "child [hidden]parent again\n"
-
-
-def test_log_reports_its_position(tmp_path):
-    path = tmp_path / "trial.log"
-    with TrialLog(path) as log, open(path, "a", encoding="utf-8") as file:
-        assert (log.name, log.encoding) == (str(file.name), file.encoding)
-        assert (log.readable(), log.writable(), log.seekable()) == (False, True, False)
-        assert (log.isatty(), log.closed) == (file.isatty(), file.closed)
 
 
 @pytest.fixture
