@@ -228,7 +228,7 @@ def crash_runs(
 
 # CI takes a few of those that open a ledger: that alone takes a tenth of a second each time.
 _LONG = ("ledger", "creation")
-_SLICE = pytest.param(17, id="slice")
+_SLICE = pytest.param(5, id="slice")
 _ALL = pytest.param(1, id="all", marks=pytest.mark.chaos)
 
 
