@@ -89,11 +89,6 @@ def format_cells(result: Any, metrics: Sequence[str]) -> list[str]:
     return [format_number(value) for value in values]
 
 
-def format_result(metrics: Sequence[str], result: Any) -> str:
-    """Format a trial's result, without the name if there is only one metric."""
-    return format_best(metrics, result) if isinstance(result, list) else format_number(result)
-
-
 def format_reason(reason: str) -> str:
     """Shorten a long reason for a table cell."""
     return reason if len(reason) <= _LONGEST_CELL else reason[: _LONGEST_CELL - 1] + "…"

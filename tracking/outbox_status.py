@@ -124,25 +124,6 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
         )
 
 
-def backlog(directory: Path) -> tuple[int, int]:
-    """Return how many records wait in the outbox of `directory`, and the id of the first one.
-
-    Both are 0 if none waits, or if the file cannot be read at the moment.
-    """
-    path = directory / FILE_NAME
-    try:
-        check_file(path)
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0.1)) as db:
-            count, (first,) = (
-                count_waiting(db),
-                db.execute("SELECT MIN(id) FROM records").fetchone(),
-            )
-    except (OSError, OutboxError, sqlite3.Error):
-        return 0, 0
-    return int(count), int(first or 0)
-
-
 def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
     """Return texts by trial, with their types checked: SQLite stores any value in any column."""
     texts = dict(rows)

@@ -29,12 +29,13 @@ from sweeps.recording.tags import STOPPED_BY_INTERRUPT, best_tags, front_tags, h
 from sweeps.run.session import SweepSession
 from sweeps.stores import lost_weights
 from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
-from sweeps.view.sweep_progress import MAX_DELIVERY_SECONDS
 from sweeps.view.sweep_view import NoBest
 from tracking.notifications import Undelivered
 from tracking.recorder import Recorder
 from trainable.errors import StorageError
 
+_DELIVERY_SECONDS = 60.0
+"""For how long a driver waits at its end until its records are delivered."""
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
 _NOTIFICATION_SECONDS = 10.0
@@ -147,7 +148,7 @@ def _deliver(recorder: Recorder, interruption: Interruption, say: Callable[[str]
     """Wait until the tracking server has all records, or the time limit is reached."""
     say("delivering to the tracking store")
     started = time.monotonic()
-    deadline = started + MAX_DELIVERY_SECONDS
+    deadline = started + _DELIVERY_SECONDS
     while (left := deadline - time.monotonic()) > 0 and (
         waiting := recorder.flush(min(left, 0.2))
     ):

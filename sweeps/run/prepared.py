@@ -21,7 +21,6 @@ from sweeps.reconcile.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.spec.resume_checks import Origin
 from sweeps.spec.spec import SweepSpec
 from sweeps.view.observer import ProgressObserver, ShutdownNotices
-from sweeps.view.sweep_progress import DeliveryEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +70,6 @@ class PreparedSweep:
         in_a_store = self.spec.storage.checkpoints
         free = None if in_a_store else shutil.disk_usage(self.paths.root).free
         return replace(self.plan, disk_free_bytes=free)
-
-    @property
-    def delivery(self) -> DeliveryEstimate | None:
-        """How long the delivery takes after the training; None offline."""
-        return None if self.options.offline else DeliveryEstimate.of(self.paths)
 
 
 class RunDisplay(Protocol):

@@ -13,17 +13,7 @@ from sweeps.paths import SweepPaths
 
 
 class TrialStart(NamedTuple):
-    """One start of a trial.
-
-    Attributes:
-        number: The trial's number.
-        params: Its searched parameters.
-        attempt: The number of the attempt, from 1.
-        role: Why the trial exists.
-        origin: The trial whose point it trains; None for a trial of the search.
-        step: The step of the checkpoint from which it resumes, 0 without one; None at its first
-            start.
-    """
+    """One start of a trial."""
 
     number: int
     params: Mapping[str, Any]
@@ -31,6 +21,7 @@ class TrialStart(NamedTuple):
     role: Role = "search"
     origin: int | None = None
     step: int | None = None
+    """Of the checkpoint from which it resumes, 0 without one; None at its first start."""
 
 
 class TrialProgress(NamedTuple):

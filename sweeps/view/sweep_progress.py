@@ -22,14 +22,12 @@ from redaction.escapes import visible
 from sweeps.ledger.attributes import COUNTED, Role
 from sweeps.ledger.over_seeds import missing_seeds, state_of
 from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result, of_search
-from sweeps.paths import SweepPaths
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.halving import SuccessiveHalving
 from sweeps.stopping.rule import make_pausing_rule
 from sweeps.view.observer import TrialProgress, TrialStart
 from sweeps.view.sweep_view import SweepView
-from tracking.outbox_status import backlog
 from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
 from trainable.store.regular_files import LARGEST_TEXT, open_regular
 
@@ -154,13 +152,12 @@ class SweepProgress:
         before: Sequence[TrialSummary] = (),
         *,
         total: int | None = None,
-        delivery: DeliveryEstimate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
         self._num_configurations = spec.num_trials
         self._total = spec.max_runs if total is None else total
-        self._delivery, self._clock = delivery, clock
+        self._clock = clock
         self._start = clock()
         self._first_start: float | None = None
         self._rows = {
@@ -242,7 +239,7 @@ class SweepProgress:
         self._change(number, state)
 
     def seconds_left(self) -> float | None:
-        """Return how long the sweep probably still takes, with the delivery of its records.
+        """Return how long the sweep probably still trains.
 
         None before the first epoch, after the last trial, and when the sweep stops early.
         """
@@ -255,8 +252,7 @@ class SweepProgress:
             return None
         left = epochs_left(self.spec, ended, unfinished, num_unstarted, finishing)
         since = self._start if self._first_start is None else self._first_start
-        training = left * (self._clock() - since) / done
-        return training + (self._delivery.seconds(training) if self._delivery else 0.0)
+        return left * (self._clock() - since) / done
 
     def _run(self, number: int) -> None:
         self._change(number, "running")
@@ -295,12 +291,6 @@ class SweepProgress:
         self.num_finished += sign
         if not row.is_extra:
             self._ended[row.epoch] += sign
-
-
-MAX_DELIVERY_SECONDS = 60.0
-"""For how long a driver waits at its end until its records are delivered."""
-_USUAL_RATE = 50.0
-"""Delivered records a second, until the speed of the store is known."""
 
 
 def epochs_left(
@@ -344,8 +334,8 @@ def _epochs_of_halving(rule: SuccessiveHalving, budget: int) -> float:
     return sum(length * share for length, share in zip(lengths, shares, strict=False))
 
 
-def seconds_left(view: SweepView, delivery: DeliveryEstimate) -> float | None:
-    """Return how long a sweep that another process runs probably still takes.
+def seconds_left(view: SweepView) -> float | None:
+    """Return how long a sweep that another process runs probably still trains.
 
     None before its first epochs, and if all of its trials have ended.
     """
@@ -358,49 +348,7 @@ def seconds_left(view: SweepView, delivery: DeliveryEstimate) -> float | None:
     if not (done and view.ledger.seconds and view.num_left):
         return None
     left = epochs_left(view.spec, ended, unfinished, num_unstarted, finishing)
-    training = left * view.ledger.seconds / done
-    return training + delivery.seconds(training)
-
-
-class DeliveryEstimate:
-    """Estimate how long the delivery of records lasts beyond the training."""
-
-    def __init__(
-        self,
-        backlog: Callable[[], tuple[int, int]],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        every: float = 2.0,
-    ) -> None:
-        self._backlog, self._clock, self._every = backlog, clock, every
-        self._started = self._looked = clock()
-        self._waiting, self._first = backlog()
-        self._waiting_at_start = self._waiting
-        self._rate = _USUAL_RATE
-
-    @classmethod
-    def of(cls, paths: SweepPaths) -> DeliveryEstimate:
-        """Return the estimate for the outbox of a sweep."""
-        return cls(lambda: backlog(paths.outbox))
-
-    def seconds(self, training: float) -> float:
-        """Return the seconds from the end of training until all records are delivered."""
-        if self._clock() - self._looked >= self._every:
-            self._look()
-        if not self._waiting:
-            return 0.0
-        elapsed = max(self._looked - self._started, self._every)
-        growth = (self._waiting - self._waiting_at_start) / elapsed
-        at_the_end = max(self._waiting + growth * training, 0.0)
-        return min(at_the_end / self._rate, MAX_DELIVERY_SECONDS)
-
-    def _look(self) -> None:
-        now, before, first = self._clock(), self._waiting, self._first
-        self._waiting, self._first = self._backlog()
-        # An empty queue keeps up, and says nothing about how fast it could be.
-        if before and self._waiting and self._first > first:
-            self._rate = (self._first - first) / (now - self._looked)
-        self._looked = now
+    return left * view.ledger.seconds / done
 
 
 _POLL_SECONDS = 0.5

@@ -5,8 +5,6 @@ What must not live here: what a trial is (`ledger.trials`), and tables for a ter
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -216,40 +214,6 @@ def select_rows(
         key, sign = _column(sort, spec)
         found.sort(key=lambda row: _sort_key(_cell(row, key, spec), sign))
     return found[:top]
-
-
-def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
-    """Return the rows as CSV, with a column for each metric and each parameter."""
-    keys = list(spec.space)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    first = ["number", "state"]
-    last = [
-        "attempts",
-        *ORIGIN_COLUMNS.values(),
-        "reason",
-        "started_at",
-        "ended_at",
-        "duration",
-        "mlflow_run_id",
-    ]
-    writer.writerow(map(spreadsheet_cell, [*first, *spec.metrics, "epoch", "step", *keys, *last]))
-    for row in rows:
-        values = row["value"] if isinstance(row["value"], list) else [row["value"]]
-        values += [None] * (len(spec.metrics) - len(values))
-        origins = {
-            column: row["origin"] if row["role"] == role else None
-            for role, column in ORIGIN_COLUMNS.items()
-        }
-        cells = [
-            *(row[name] for name in first),
-            *values,
-            *(row["epoch"], row["step"]),
-            *(row["params"].get(key) for key in keys),
-            *(origins[name] if name in origins else row[name] for name in last),
-        ]
-        writer.writerow(map(spreadsheet_cell, cells))
-    return text.getvalue()
 
 
 def _column(name: str, spec: SweepSpec) -> tuple[str, int]:

@@ -48,23 +48,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sweep has taken so far.
-
-    Attributes:
-        report_word: What a report is called.
-        trials: How many trials have started.
-        epochs: The reports that they made, without those that were taken over from another trial.
-        seconds: For how long the sweep has run its trials.
-        trial_seconds: For how long workers trained them.
-        stopped: How many trials early stopping or `patience` ended.
-        saved_epochs: The reports that these did not make.
-        saved_seconds: The time of these reports at the speed of each trial itself.
-        saved_device_seconds: The same in seconds of `device`.
-        planned: What was planned before the first trial; None before it.
-        extra: How many of the trials that started train the point of another one again, beside the
-            search.
-        extra_epochs: The reports that these made.
-    """
+    """What a sweep has taken so far, and what early stopping and `patience` saved."""
 
     report_word: str
     trials: int
@@ -77,8 +61,10 @@ class Usage:
     saved_epochs: int
     saved_seconds: Total
     saved_device_seconds: Total
+    """As `saved_seconds` at the speed of each stopped trial itself."""
     planned: dict[str, Any] | None
     extra: int = 0
+    """How many trials train the point of another one again, beside the search."""
     extra_epochs: int = 0
 
     @property

@@ -7,21 +7,22 @@ import json
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+import sweeps
+from sweeps import Sweep
 from sweeps.artifacts.export import ExportedWeights, Standing, model_card
 from sweeps.cli import render
 from sweeps.cli.app import app
-from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import trial_yaml
-from sweeps.view.compare import Incomparable, compare, differences
-from sweeps.view.sweep_view import UnknownTrial
+from sweeps.view.compare import Incomparable, compare
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox
@@ -55,17 +56,6 @@ def test_trials_with_a_result_lead_best_first(tmp_path: Path) -> None:
     assert found["differing"] == ["train.optimizer.lr"]
     assert [line[0] for line in _shown(found)] == ["trial", "4", "2", "1", "0", "3"]
     assert len(compare([sweep.view], top=1)["leaders"]) == 1
-
-
-def test_column_is_called_as_the_reports_are(tmp_path: Path) -> None:
-    epochs = MadeSweep(tmp_path)
-    steps = MadeSweep(tmp_path, "steps", budget="{steps: 100, report_every: 10}")
-    for sweep in (epochs, steps):
-        sweep.add("complete", 0.5)
-    for sweeps, word in (([epochs], "epoch"), ([steps], "report"), ([epochs, steps], "report")):
-        found = compare([sweep.view for sweep in sweeps], top=1)
-        heads = _shown(found, *sweeps)[0]
-        assert {"epoch", "report"} & {*heads} == {word}
 
 
 def test_several_sweeps_share_one_order(tmp_path: Path) -> None:
@@ -152,19 +142,6 @@ def test_null_and_true_differ_from_missing_and_one(tmp_path: Path) -> None:
     assert [line[-2:] for line in _shown(found)[1:3]] == [["null", "1"], ["-", "true"]]
 
 
-def test_patience_is_among_the_differences(tmp_path: Path) -> None:
-    sweeps = [
-        MadeSweep(tmp_path, name, more=f"early_stopping: {{scheduler: none, patience: {limit}}}")
-        for name, limit in (("few", 2), ("many", 5))
-    ]
-    for sweep in sweeps:
-        params = {"train.optimizer.lr": 0.01}
-        directory = sweep.paths.trial(sweep.add("complete", 0.3, params=params))
-        directory.mkdir(parents=True)
-        (directory / TRIAL_CONFIG).write_text(trial_yaml(sweep.spec.trial_config(0, params)))
-    assert compare([sweep.view for sweep in sweeps], top=1)["differing"] == ["patience"]
-
-
 def test_shared_values_are_shown_once(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, space="{train.batch_size: {choice: [32]}}")
     sweep.add("complete", 0.3)
@@ -172,15 +149,6 @@ def test_shared_values_are_shown_once(tmp_path: Path) -> None:
     found = compare([sweep.view], top=5)
     assert (found["differing"], found["same"]) == ([], {"train.batch_size": 32})
     assert " ".join(_shown(found)[-1]) == "the same for all: train.batch_size 32"
-
-
-def test_shared_values_follow_the_configurations_order(tmp_path: Path) -> None:
-    keys = [f"task.{letter}" for letter in "hgfedcba"]
-    space = ", ".join(f"{key}: {{choice: [1]}}" for key in keys)
-    sweep = MadeSweep(tmp_path, space=f"{{{space}}}")
-    sweep.add("complete", 0.3)
-    found = compare([sweep.view], top=5)
-    assert list(found["same"]) == [key for key in found["leaders"][0]["params"] if key in keys]
 
 
 def test_clip_fraction_is_that_of_the_whole_run(tmp_path: Path) -> None:
@@ -253,61 +221,11 @@ def test_charts_link_appears_once_the_view_is_delivered(tmp_path: Path) -> None:
     assert compare([sweeps[0].view, other.view], top=5)["mlflow_charts_page"] is None
 
 
-def test_differences_from_the_best_are_highlighted(tmp_path: Path) -> None:
-    space = (
-        "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, train.batch_size: {choice: [16, 32]}}"
-    )
-    sweep = MadeSweep(tmp_path, space=space)
-    for value in (0.3, 0.1, 0.2, 0.5, 0.4):
-        sweep.add("complete", value)
-    found = compare([sweep.view], top=5)
-    drawn = Console(width=200, color_system="standard").render_lines(
-        render.comparison(found, [sweep.spec])
-    )
-    sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
-    assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
-    for one, line in zip(found["leaders"], drawn[1:], strict=True):
-        styles = {segment.text.strip(): str(segment.style) for segment in line}
-        rate, size = one["params"]["train.optimizer.lr"], one["params"]["train.batch_size"]
-        if one is found["leaders"][0]:
-            assert styles[format_number(rate)] == styles[str(size)] == "bold"
-        else:
-            assert styles[format_number(rate)] == "bold cyan"
-            assert styles[str(size)] == ("dim" if size == sizes[0] else "bold cyan")
-
-
 def test_sweeps_with_other_metrics_are_not_compared(tmp_path: Path) -> None:
     first = MadeSweep(tmp_path, "first")
     second = MadeSweep(tmp_path, "second", metric="val/accuracy")
     with pytest.raises(Incomparable, match="only values of one metric have an order"):
         compare([first.view, second.view], top=5)
-
-
-def test_no_trial_to_compare_yet(tmp_path: Path) -> None:
-    found = compare([MadeSweep(tmp_path).view], top=5)
-    assert found["leaders"] == []
-    assert _shown(found) == [["no", "trial", "has", "a", "value", "yet"]]
-
-
-def test_two_trials_differ_where_their_configurations_do(tmp_path: Path) -> None:
-    space = "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, task.a: {choice: [null, 1, two]}}"
-    sweep = MadeSweep(tmp_path, space=space)
-    for value in (0.5, 0.4):
-        sweep.add("complete", value)
-    found = differences(sweep.view, 0, 1)
-    rows = [record.params for record in sweep.view.records]
-    assert found["trials"] == [0, 1]
-    assert found["values"] == [0.5, 0.4]
-    expected = {
-        key: [row[key] for row in rows]
-        for key in rows[0]
-        if repr(rows[0][key]) != repr(rows[1][key])
-    }
-    assert found["differing"] == expected != {}
-    assert found["absent"] == [[], []]
-    assert differences(sweep.view, 1, 1)["differing"] == {}
-    with pytest.raises(UnknownTrial):
-        differences(sweep.view, 0, 2)
 
 
 def test_diff_prints_metric_and_differing_parameters(tmp_path: Path) -> None:
@@ -328,3 +246,50 @@ def test_diff_prints_metric_and_differing_parameters(tmp_path: Path) -> None:
     wrong = shown("0", "9")
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "has no trial 9; its trials are 0 to 1" in wrong.stderr
+
+
+SPACE = "{train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}, train.batch_size: {choice: [32]}}"
+
+
+def _made(root: Path, name: str, *values: float, metric: str = "val/loss") -> Sweep:
+    made = MadeSweep(root, name, space=SPACE, metric=metric)
+    for value in values:
+        made.add("complete", value)
+    return Sweep.open(name, root=root)
+
+
+def test_leaders_are_those_of_the_command(tmp_path: Path) -> None:
+    names = ("first", "second")
+    found = sweeps.compare(
+        _made(tmp_path, "first", 0.5, 0.2), _made(tmp_path, "second", 0.4), top=1
+    )
+    line = ["compare", *names, "--top", "1", "--json", "--root", str(tmp_path)]
+    printed = json.loads(CliRunner().invoke(app, line).stdout)
+    assert list(found.leaders.index) == [("first", 1), ("second", 0)]
+    assert list(found.leaders["val/loss"]) == [0.2, 0.4]
+    for leader, (_, row) in zip(printed["leaders"], found.leaders.iterrows(), strict=True):
+        assert [row[name] for name in printed["differing"]] == [
+            leader["params"][name] for name in printed["differing"]
+        ]
+    assert found.same == printed["same"] == {"train.batch_size": 32}
+
+
+def test_several_metrics_have_a_column_each(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, metric="[val/loss, val/accuracy]", mode="[min, max]")
+    made.add("complete", (0.5, 0.9))
+    made.add("complete", (0.6, 0.8))
+    made.add("failed")
+    leaders = sweeps.compare(Sweep.open("small", root=tmp_path)).leaders
+    assert list(leaders["pareto"]) == [True, False]
+    assert leaders.loc[("small", 0), ["val/loss", "val/accuracy"]].tolist() == [0.5, 0.9]
+
+
+def test_sweeps_without_a_common_order_are_refused(tmp_path: Path) -> None:
+    first = _made(tmp_path, "first", 0.5)
+    with pytest.raises(Incomparable):
+        sweeps.compare(first, _made(tmp_path, "other", 0.5, metric="val/perplexity"))
+    with pytest.raises(ValueError, match="at least one sweep"):
+        sweeps.compare()
+    pd.testing.assert_frame_equal(
+        sweeps.compare(first, first).leaders, sweeps.compare(first).leaders
+    )

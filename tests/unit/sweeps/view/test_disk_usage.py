@@ -91,14 +91,3 @@ def test_sweep_with_a_damaged_spec_is_still_measured(sweep: MadeSweep) -> None:
     assert done.exit_code == 0
     assert json.loads(done.stdout)["sweeps"][0]["checkpoints"] == 1320
     assert str(sweep.paths.spec) in done.stderr
-
-
-def test_empty_root_takes_nothing(tmp_path: Path) -> None:
-    done = _du(tmp_path)
-    assert (done.exit_code, done.stdout) == (0, "total: 0 B\n")
-
-
-def test_unknown_sweep_is_refused(sweep: MadeSweep) -> None:
-    done = _du(sweep.paths.root, "smal")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "did you mean 'small'?" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.recording.descriptions import describe_sweep, describe_trial
+from sweeps.recording.descriptions import describe_sweep
 from sweeps.recording.notifications import Notifier
 from sweeps.report.data import read_sweep
 from sweeps.spec.spec import parse_spec
@@ -108,11 +108,3 @@ def test_finishing_trials_train_to_the_end() -> None:
     ended = [1] * 8 + [9]
     assert epochs_left(asha, Counter(ended), [], 0, finishing=[3]) == 6
     assert epochs_left(halving, Counter([]), [], 0, finishing=[3, 8]) == 6 + 1
-
-
-@pytest.mark.parametrize(("select", "word"), [("checkpoint", "best"), ("final", "last")])
-def test_descriptions_say_which_value_it_is(tmp_path: Path, select: str, word: str) -> None:
-    made = MadeSweep(tmp_path, more=f"select: {select}")
-    number = made.add("complete", 0.1, 0.4)
-    described = describe_trial(made.view.records[number], made.spec, made.paths, "complete")
-    assert f"{word} val/loss {0.4 if select == 'final' else 0.1}" in described

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
@@ -16,7 +14,6 @@ from rich.console import Console
 
 from sweeps.artifacts.export import export_best
 from sweeps.cli import render
-from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.ranking import undominated
 from sweeps.ledger.reader import LedgerReader
@@ -24,11 +21,7 @@ from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.reconcile import reconcile, unreported
 from sweeps.reconcile.repairs import report_missing
 from sweeps.recording.tags import front_tags
-from sweeps.report.figures import figures
-from sweeps.search.suggest import Suggester
-from sweeps.spec.sections import SearchConfig
-from sweeps.spec.spec import parse_spec
-from sweeps.view.sweep_view import NoBest, NoChoice, UnknownTrial
+from sweeps.view.sweep_view import NoBest, NoChoice
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.store.metrics_file import Row
@@ -93,19 +86,6 @@ def test_undominated_of_three_with_a_direction_each() -> None:
     assert undominated([], (True, True)) == []
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "nsgaii", "random", "qmc"])
-def test_samplers_learn_from_several_metrics(sweep: MadeSweep, sampler: Any) -> None:
-    for index in range(4):
-        sweep.add("complete", [0.5 - index / 10, 900.0 - index])
-    sweep.add("pruned", [0.2, 100.0], [0.1, 90.0], reason="stopped by the user")
-    sweep.add("failed", [0.2, 100.0], reason="oom")
-    sweep.add(None, [0.3, 100.0])
-    search = SearchConfig(sampler=sampler, startup_trials=2)
-    spec = sweep.spec.model_copy(update={"search": search})
-    proposal = Suggester(spec, sweep.ledger).propose(7)
-    assert proposal.params.keys() == spec.space.keys()
-
-
 def test_unrecorded_report_is_completed_after_a_kill(sweep: MadeSweep) -> None:
     number = sweep.add(None, [0.5, 900.0])
     sweep.log(
@@ -153,19 +133,6 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
         sweep.view.select_trial(None)
 
 
-def test_any_trial_with_a_value_can_be_chosen(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path)
-    sweep.add("complete", 0.5)
-    sweep.add("pruned", 0.4)
-    sweep.add("failed")
-    assert sweep.view.best(1) == sweep.view.best()
-    assert sweep.view.best(0)["value"] == 0.5
-    with pytest.raises(NoBest, match=r"trial 2 of sweep 'small' has no value yet; see: .* show"):
-        sweep.view.best(2)
-    with pytest.raises(UnknownTrial, match="its trials are 0 to 2"):
-        sweep.view.best(3)
-
-
 def test_runs_are_tagged_on_and_off_the_front(sweep: MadeSweep) -> None:
     sweep.add("complete", [0.5, 900.0])
     sweep.add("complete", [0.6, 950.0])
@@ -176,25 +143,3 @@ def test_runs_are_tagged_on_and_off_the_front(sweep: MadeSweep) -> None:
     tags = front_tags(sweep.ledger.front(), sweep.ledger.trials())
     assert tags[None] == {"pareto_front": "3"}
     assert [tags[n]["pareto"] for n in (0, 1, 3)] == ["false", "false", "true"]
-
-
-def test_only_multi_metric_reports_show_a_front(sweep: MadeSweep, tmp_path: Path) -> None:
-    titles = [figure.title for figure in figures(sweep.spec)]
-    assert titles[0] == "Pareto front"
-    assert [f.title for f in figures(MadeSweep(tmp_path, "one").spec)] == titles[1:]
-
-
-def test_values_are_named_where_there_are_several() -> None:
-    assert format_best(["val/loss"], 0.12345) == "best val/loss 0.1235"
-    assert format_best(["val/loss"], 0.12345, final=True) == "last val/loss 0.1235"
-    assert format_best(["val/loss", "speed"], [0.5, 10.0]) == "val/loss 0.5, speed 10"
-
-
-def test_the_spec_keeps_its_lists_and_a_trial_has_them(sweep: MadeSweep) -> None:
-    spec = sweep.spec
-    assert spec.metrics == ("val/loss", "train/samples_per_second")
-    assert spec.modes == ("min", "max")
-    assert f"metric: {METRICS}\nmode: [min, max]\n" in spec.to_yaml()
-    assert parse_spec(spec.to_yaml(), "again.yaml") == spec
-    config: Any = json.loads(spec.trial_config(0, {}).model_dump_json())
-    assert (config["metric"], config["mode"]) == ([*spec.metrics], ["min", "max"])

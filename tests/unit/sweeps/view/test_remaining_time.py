@@ -11,7 +11,7 @@ import pytest
 from sweeps.ledger.trials import ENDINGS
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.view.observer import TrialProgress, TrialStart
-from sweeps.view.sweep_progress import DeliveryEstimate, SweepProgress, epochs_left
+from sweeps.view.sweep_progress import SweepProgress, epochs_left
 
 SPEC = """
 name: s
@@ -56,46 +56,6 @@ def test_epochs_of_earlier_drivers_do_not_make_it_faster() -> None:
     assert progress.seconds_left() == pytest.approx(60.0)
     progress.ended(0, "complete")
     assert progress.seconds_left() is None
-
-
-class _Queue:
-    """An outbox into which a sweep puts `added` records a second, and of which `sent` leave."""
-
-    def __init__(self, added: float, sent: float) -> None:
-        self.added, self.sent, self.now = added, sent, 0.0
-
-    def __call__(self) -> tuple[int, int]:
-        left = max(round((self.added - self.sent) * self.now), 0)
-        return left, round(self.sent * self.now) + 1 if left else 0
-
-    def estimate(self) -> DeliveryEstimate:
-        return DeliveryEstimate(self, clock=lambda: self.now)
-
-
-def test_delivery_that_keeps_up_takes_no_time() -> None:
-    queue = _Queue(added=10, sent=10)
-    estimate = queue.estimate()
-    for _ in range(5):
-        queue.now += 2
-        assert estimate.seconds(100.0) == 0.0
-
-
-def test_growing_backlog_lengthens_the_delivery() -> None:
-    queue = _Queue(added=15, sent=10)
-    estimate = queue.estimate()
-    for _ in range(3):
-        queue.now += 2
-        estimate.seconds(0.0)
-    assert estimate.seconds(0.0) == pytest.approx(30 / 10)
-    assert estimate.seconds(14.0) == pytest.approx(100 / 10)
-    assert estimate.seconds(10_000.0) == 60.0, "the driver waits no longer"
-
-
-def test_unknown_speed_counts_as_the_usual_one() -> None:
-    queue = _Queue(added=100, sent=0)  # MLflow is still being imported
-    estimate = queue.estimate()
-    queue.now = 4.0
-    assert estimate.seconds(0.0) == pytest.approx(400 / 50)
 
 
 @pytest.mark.parametrize("seed", range(5))

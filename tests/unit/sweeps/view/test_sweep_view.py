@@ -15,11 +15,9 @@ from sweeps.formatting import (
     format_bytes,
     format_duration,
     format_number,
-    format_parameter,
-    joined,
 )
 from sweeps.ledger.attributes import SIGNALS, Abort
-from sweeps.paths import TRIAL_CONFIG, SweepPaths, list_sweeps
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.spec.revisions import write_spec
 from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
@@ -39,10 +37,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
 @pytest.mark.parametrize(
     "stored",
     [
-        {"role": "nobody's"},
-        {"role": ["confirm"]},
         {"role": "confirm"},
-        {"role": "confirm", "leaders": 3},
         {"role": "confirm", "leaders": ["first"]},
         [1],
         "confirm",
@@ -111,18 +106,6 @@ def test_health_warnings_are_in_status_and_show(sweep: MadeSweep) -> None:
     for part in ("2 of 5 trials", "health", "worker lost", "it ended"):
         assert part in shown.getvalue()
     assert [one.topic for one in find(sweep.view).sentences].count("health") == 3
-
-
-def test_trial_waits_until_its_first_start(sweep: MadeSweep) -> None:
-    number = sweep.add(None)
-    lock = SweepLock(sweep.paths.lock)
-    lock.acquire()
-    try:
-        assert sweep.view.trials()[number]["state"] == "waiting"
-        sweep.ledger.start(number)
-        assert sweep.view.trials()[number]["state"] == "running"
-    finally:
-        lock.release()
 
 
 def test_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
@@ -198,16 +181,6 @@ def test_sweep_is_concluded_once_everything_is_published(sweep: MadeSweep) -> No
     assert sweep.view.concluded
 
 
-def test_started_trials_count_beyond_the_limit(
-    sweep: MadeSweep,
-) -> None:
-    for _ in range(3):
-        sweep.add("complete", 0.5)
-    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=2"]))
-    status = sweep.view.status()
-    assert (status["num_trials"], status["trials"]["complete"]) == (3, 3)
-
-
 def test_unknown_sweep_names_the_nearest(sweep: MadeSweep, tmp_path: Path) -> None:
     del sweep
     with pytest.raises(UnknownSweep) as unknown:
@@ -225,13 +198,6 @@ def test_unknown_trial_names_those_there_are(sweep: MadeSweep) -> None:
         sweep.view.record(7)
 
 
-def test_a_directory_without_a_spec_is_no_sweep(tmp_path: Path) -> None:
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "ledger.db").touch()
-    assert list_sweeps(tmp_path) == []
-    assert list_sweeps(tmp_path / "missing") == []
-
-
 def test_numbers_for_people() -> None:
     assert [format_number(v) for v in (None, 3, 0.123456, 1e-5, True, "x", float("nan"))] == [
         "-",
@@ -244,13 +210,6 @@ def test_numbers_for_people() -> None:
     ]
     assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m 05s", "1h 03m"]
     assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
-
-
-def test_parameters_are_shown_as_a_spec_has_them() -> None:
-    """What is searched as `null`, such as no clipping, is told from what a trial does not have."""
-    params = {"max_norm": None, "nesterov": True, "lr": 0.123456, "name": "adamw"}
-    assert joined(params) == "max_norm null, nesterov true, lr 0.1235, name adamw"
-    assert [format_parameter(params, key) for key in ("max_norm", "depth")] == ["null", "-"]
 
 
 def test_show_tells_training_from_waiting(sweep: MadeSweep) -> None:
@@ -287,11 +246,3 @@ def test_stopped_sweep_says_why_and_what_to_change(sweep: MadeSweep) -> None:
     sweep.ledger.finish(waiting, "pruned")
     sweep.add("complete", 0.4)
     assert sweep.view.status()["stopped_by"] is None, "the stop prevented no trial"
-
-
-def test_interrupted_sweep_is_resumed_as_it_is(sweep: MadeSweep) -> None:
-    sweep.add(None, 0.5)
-    text = io.StringIO()
-    Console(file=text, width=200).print(render.status(sweep.view.status(), sweep.view))
-    assert text.getvalue().splitlines()[-1].startswith("continue with: sweep resume small")
-    assert "resume small" in sweep.view.resume_hint()
