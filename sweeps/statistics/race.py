@@ -53,61 +53,35 @@ _ROUNDING = 1e-12
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A range that holds the true value with the probability `1 - level`."""
-
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """What a race says about one configuration.
-
-    Attributes:
-        number: The configuration.
-        num_seeds: Under how many seeds it has a finite value.
-        num_diverged: Under how many seeds its value is NaN or infinite.
-        mean: Over its seeds; infinite, as the worst, if it diverged under a seed.
-        interval: Of that mean over all seeds; None without two seeds.
-        p_best: The probability that its mean over all seeds is the best; None if nobody has two
-            seeds.
-        dropped: Whether it cannot win any more.
-        optimism: By how much the value that it was chosen by looked better than its mean; positive
-            if it looked better. None if that value is not known.
-        optimism_interval: Of the optimism.
-    """
+    """What a race says about one configuration; the intervals hold with `1 - level`."""
 
     number: int
     num_seeds: int
-    num_diverged: int
     mean: float
-    interval: Interval | None
+    low: float | None
+    high: float | None
     p_best: float | None
+    """The probability that its mean over all seeds is the best; None if nobody has two seeds."""
     dropped: bool
-    optimism: float | None = None
-    optimism_interval: Interval | None = None
+    optimism: float | None
+    """By how much the value that it was chosen by looked better than its mean, if known."""
+    optimism_low: float | None
+    optimism_high: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """The result of a race so far.
-
-    Attributes:
-        contenders: The one with the least expected loss first.
-        noise: The standard deviation over seeds of one configuration; None without two seeds.
-        tied: Whom the data cannot tell apart from the first, the first included: whose difference
-            is inside the noise over seeds, pooled over all.
-        decided: Whether the first is the best with the probability asked for.
-        level: What intervals and drops were made with.
-    """
+    """The result of a race so far."""
 
     contenders: tuple[Contender, ...]
+    """The one with the least expected loss first."""
     noise: NoiseFloor | None
     tied: tuple[int, ...]
+    """Whom the data cannot tell apart from the first, the first included."""
     decided: bool
-    level: float
+    """Whether the first is the best with the probability asked for."""
 
     @property
     def leader(self) -> Contender:
@@ -124,7 +98,7 @@ class Race:
 
 
 def race(
-    values: Mapping[int, Sequence[float | None]],
+    values: Mapping[int, Sequence[float]],
     *,
     minimize: bool,
     until: float = 0.95,
@@ -133,22 +107,19 @@ def race(
 ) -> Race:
     """Return who is probably the best of some configurations, and who cannot win any more.
 
-    Dropped are the least probable winners. The chances that one of them is the best add up, over
-    rivals and over looks, to at most `level`; this bound needs no further correction for the
-    number of comparisons. (Bonferroni's correction by looks instead dropped the best in 0.5 % of
-    simulated races where 5 % were allowed, and cost a tenth more trainings.)
+    `values` are finite, in the order of the seeds; whoever left the race has fewer. Dropped are
+    the least probable winners. The chances that one of them is the best add up, over rivals and
+    over looks, to at most `level`; this bound needs no further correction for the number of
+    comparisons. (Bonferroni's correction by looks instead dropped the best in 0.5 % of simulated
+    races where 5 % were allowed, and cost a tenth more trainings.)
     """
-    if not values:
-        raise ValueError("a race needs a configuration")
     table = _Table.of(values, 1.0 if minimize else -1.0)
-    racing = _compare(table.finite[table.racing])
+    compared = _compare(table.values)
     dropped = _dropped(table, level)
-    p_best = None if racing is None else table.spread(racing.p_best)
     # Less is better, and whoever expects least to lose is the one to take.
-    expected = None if racing is None else table.spread(racing.expected)
     order = sorted(
         range(len(table.numbers)),
-        key=lambda row: (dropped[row], 0.0 if expected is None else expected[row], row),
+        key=lambda row: (dropped[row], 0.0 if compared is None else compared.expected[row], row),
     )
     return Race(
         contenders=tuple(
@@ -156,16 +127,15 @@ def race(
                 table,
                 row,
                 level=level,
-                p_best=None if p_best is None else float(p_best[row]),
+                p_best=None if compared is None else float(compared.p_best[row]),
                 dropped=bool(dropped[row]),
                 original=(original or {}).get(table.numbers[row]),
             )
             for row in order
         ),
         noise=table.noise,
-        tied=tuple(table.numbers[row] for row in _tied(table, racing, order, dropped, level)),
-        decided=p_best is not None and bool(p_best[order[0]] >= until),
-        level=level,
+        tied=tuple(table.numbers[row] for row in _tied(table, compared, order, dropped, level)),
+        decided=compared is not None and bool(compared.p_best[order[0]] >= until),
     )
 
 
@@ -177,58 +147,34 @@ class _Table:
     """
 
     numbers: tuple[int, ...]
-    finite: Array
-    diverged: NDArray[np.bool_]
+    values: Array
+    """A row for each configuration and a column for each seed; NaN where it has no value."""
     sign: float
 
     @cached_property
     def noise(self) -> NoiseFloor | None:
         """The standard deviation over seeds of one configuration; None without two seeds."""
-        return noise_floor(self.finite)
-
-    @property
-    def num_diverged(self) -> NDArray[np.int64]:
-        """Under how many seeds each value is not finite."""
-        return np.asarray(self.diverged.sum(axis=1))
-
-    @property
-    def racing(self) -> NDArray[np.bool_]:
-        """Who has a value, and diverged under as few seeds as anybody."""
-        has_value = np.asarray(np.isfinite(self.finite).any(axis=1))
-        if not has_value.any():
-            return np.ones(len(has_value), dtype=bool)
-        return np.asarray(has_value & (self.num_diverged == self.num_diverged[has_value].min()))
-
-    def spread(self, racing: Array) -> Array:
-        """Return numbers of those who race as numbers of all, 0 for the others."""
-        spread = np.zeros(len(self.numbers))
-        spread[self.racing] = racing
-        return spread
+        return noise_floor(self.values)
 
     @classmethod
-    def of(cls, values: Mapping[int, Sequence[float | None]], sign: float) -> _Table:
-        width = max(map(len, values.values()))
-        finite = np.full((len(values), width), np.nan)
-        diverged = np.zeros(finite.shape, dtype=bool)
-        for row, given in enumerate(values.values()):
-            for seed, value in enumerate(given):
-                if value is not None and math.isfinite(value):
-                    finite[row, seed] = sign * value
-                diverged[row, seed] = value is not None and not math.isfinite(value)
-        numbers = tuple(values)
+    def of(cls, given: Mapping[int, Sequence[float]], sign: float) -> _Table:
+        width = max(map(len, given.values()))
+        values = np.full((len(given), width), np.nan)
+        for row, one in enumerate(given.values()):
+            values[row, : len(one)] = sign * np.array(one)
+        numbers = tuple(given)
 
         def key(row: int) -> tuple[Any, ...]:
-            seeds = tuple(np.nan_to_num(finite[row], nan=math.inf))
-            return int(diverged[row].sum()), _mean(finite[row]), seeds, numbers[row]
+            seeds = tuple(np.nan_to_num(values[row], nan=math.inf))
+            return _mean(values[row]), seeds, numbers[row]
 
-        order = sorted(range(len(values)), key=key)
-        return cls(tuple(numbers[row] for row in order), finite[order], diverged[order], sign)
+        order = sorted(range(len(given)), key=key)
+        return cls(tuple(numbers[row] for row in order), values[order], sign)
 
 
-def _mean(finite: Array) -> float:
-    """Return the mean of what is not NaN; infinite if there is nothing."""
-    known = finite[np.isfinite(finite)]
-    return float(known.mean()) if len(known) else math.inf
+def _mean(values: Array) -> float:
+    """Return the mean of what is not NaN."""
+    return float(np.nanmean(values))
 
 
 def _posterior(finite: Array) -> Array | None:
@@ -240,8 +186,6 @@ def _posterior(finite: Array) -> Array | None:
     """
     if len(finite) == 1:
         return np.zeros((1, 1)) if np.isfinite(finite).sum() > 1 else None
-    if not np.isfinite(finite).any():
-        return None
     layout = TwoWayLayout(finite)
     if layout.freedom < 1:
         return None
@@ -305,16 +249,14 @@ def _dropped(table: _Table, level: float) -> NDArray[np.bool_]:
     """Return who cannot win any more: whoever was dropped at one look is out for good.
 
     Each look is repeated from the values that there were, so that a race that is continued later
-    drops the same configurations at the same looks. Only whoever diverged under a later seed is
-    taken out of all looks: those who lost against it may still win.
+    drops the same configurations at the same looks.
     """
-    racing = table.racing
-    dropped = ~racing
+    dropped = np.zeros(len(table.numbers), dtype=bool)
     risk = 0.0
-    for num_seeds in range(2, table.finite.shape[1] + 1):
-        compared = _compare(table.finite[racing, :num_seeds])
+    for num_seeds in range(2, table.values.shape[1] + 1):
+        compared = _compare(table.values[:, :num_seeds])
         if compared is not None:
-            p_best = table.spread(compared.p_best)
+            p_best = compared.p_best
             alive = [row for row in np.argsort(p_best, kind="stable") if not dropped[row]]
             for row in alive[:-1]:
                 if risk + p_best[row] > level:
@@ -326,7 +268,7 @@ def _dropped(table: _Table, level: float) -> NDArray[np.bool_]:
 
 def _tied(
     table: _Table,
-    racing: _Comparison | None,
+    compared: _Comparison | None,
     order: Sequence[int],
     dropped: NDArray[np.bool_],
     level: float,
@@ -336,16 +278,13 @@ def _tied(
     The noise is pooled over all configurations, and so is the estimate's number of degrees of
     freedom: two seeds of each of two configurations have two.
     """
-    if racing is None:
-        return [row for row in order if table.racing[row]]
-    if not table.racing[order[0]]:
-        return [order[0]]
-    first = int(table.racing[: order[0]].sum())
-    better = table.spread(racing.as_good[first])
+    if compared is None:
+        return list(order)
+    better = compared.as_good[order[0]]
     noise = table.noise
     assert noise is not None  # who is compared has two seeds
-    means = [_mean(one) for one in table.finite]
-    counts = np.isfinite(table.finite).sum(axis=1)
+    means = [_mean(one) for one in table.values]
+    counts = np.isfinite(table.values).sum(axis=1)
 
     def is_inside(row: int) -> bool:
         error = noise.sd * math.sqrt(1 / counts[row] + 1 / counts[order[0]])
@@ -356,9 +295,7 @@ def _tied(
     return [
         row
         for row in order
-        if not dropped[row]
-        and table.racing[row]
-        and (row == order[0] or (better[row] > level and is_inside(row)))
+        if not dropped[row] and (row == order[0] or (better[row] > level and is_inside(row)))
     ]
 
 
@@ -371,25 +308,30 @@ def _contender(
     dropped: bool,
     original: float | None,
 ) -> Contender:
-    finite, sign, noise = table.finite[row], table.sign, table.noise
-    num_diverged = int(table.num_diverged[row])
-    mean = math.inf if num_diverged else _mean(finite)
-    optimism = interval = optimism_interval = None
-    if original is not None and math.isfinite(original) and math.isfinite(mean):
+    values, sign, noise = table.values[row], table.sign, table.noise
+    mean = _mean(values)
+    optimism = None
+    if original is not None and math.isfinite(original):
         optimism = mean - sign * original
-    if noise is not None and math.isfinite(mean):
-        half = half_width(*mean_error(finite, noise), level)
-        interval = Interval(sign * mean - half, sign * mean + half)
-        if optimism is not None:
-            optimism_interval = Interval(optimism - half, optimism + half)
+    half = None if noise is None else half_width(*mean_error(values, noise), level)
+    low, high = _around(sign * mean, half)
+    optimism_low, optimism_high = _around(optimism, half)
     return Contender(
         number=table.numbers[row],
-        num_seeds=int(np.isfinite(finite).sum()),
-        num_diverged=num_diverged,
+        num_seeds=int(np.isfinite(values).sum()),
         mean=sign * mean,
-        interval=interval,
+        low=low,
+        high=high,
         p_best=p_best,
         dropped=dropped,
         optimism=optimism,
-        optimism_interval=optimism_interval,
+        optimism_low=optimism_low,
+        optimism_high=optimism_high,
     )
+
+
+def _around(middle: float | None, half: float | None) -> tuple[float | None, float | None]:
+    """Return the ends of an interval; None if its middle or its width is not known."""
+    if middle is None or half is None:
+        return None, None
+    return middle - half, middle + half

@@ -38,7 +38,7 @@ from trainable.store.metrics_file import Row
 if TYPE_CHECKING:  # slow to import; who reads a sweep needs none of it
     from sweeps.ledger.ledger import Ledger
     from sweeps.run.prepared import RunDisplay, RunOptions
-    from sweeps.statistics.race import Interval, Race
+    from sweeps.statistics.race import Race
     from sweeps.view.outcome import SweepOutcome
 
 _ROLE: Role = "confirm"
@@ -53,10 +53,6 @@ _REASON = 200
 Standing = Literal["first", "tied", "behind", "dropped", "failed"]
 _LEVEL = 95
 """Percent: how sure the intervals are."""
-_CHEAPER = 0.9
-"""A run that takes a larger share of another one's time is as dear."""
-_TIMING_NOISE = 1.0
-"""Seconds: runs that differ by less take as long."""
 
 
 def confirm(
@@ -578,8 +574,6 @@ class ConfirmationResult:
     """From how many runs."""
     gap: float
     """By how much the search's first trial looked better than its second."""
-    cheaper: int | None
-    """One that cannot be told apart from the first, and whose runs take less time."""
     newer: int | None
     """A trial that ended later and looked better in the search than all leaders."""
     newer_value: float | None
@@ -631,7 +625,6 @@ class ConfirmationResult:
         return [
             *self._newer(),
             *self._verdict(),
-            *self._cheaper(),
             *self._expected(),
             *self._noise_floor(),
             *(f"Trial {one.number} is out: {one.why}." for one in self.leaders if one.why),
@@ -681,15 +674,6 @@ class ConfirmationResult:
                 f"Take trial {first.number}, of which the best {self.metric} is expected; "
                 f"{listed([f'trial {one.number}' for one in tied[1:]])} cannot be told apart from "
                 f"it. Probability of being the best: {listed(chances)} ({over})."
-            )
-
-    def _cheaper(self) -> Iterator[str]:
-        cheap = next((one for one in self.tied if one.number == self.cheaper), None)
-        if cheap is not None and self.first is not None:
-            yield (
-                f"Trial {cheap.number} may be as good, and trains faster: "
-                f"{format_seconds(cheap.seconds)} a run against "
-                f"{format_seconds(self.first.seconds)}."
             )
 
     def _expected(self) -> Iterator[str]:
@@ -787,23 +771,11 @@ def summarize(
         noise_runs=noise.num_values if noise else 0,
         gap=(second - first) * (1 if request.minimize else -1),
         minimize=request.minimize,
-        cheaper=_cheaper(leaders) if found.has_ended else None,
         newer=None if newer is None else newer.number,
         newer_value=None if newer is None else newer.value,
         leaders=leaders,
         word=spec.budget.report_word,
     )
-
-
-def _cheaper(leaders: Sequence[ConfirmedTrial]) -> int | None:
-    """Return the tied leader whose runs take least, if clearly less than those of the first."""
-    seconds = {one.number: one.seconds for one in leaders if one.standing in ("first", "tied")}
-    known = {number: value for number, value in seconds.items() if value is not None}
-    first = known.get(leaders[0].number)
-    if first is None:
-        return None
-    least = min(known, key=known.__getitem__)
-    return least if known[least] < min(_CHEAPER * first, first - _TIMING_NOISE) else None
 
 
 def _newer(request: ConfirmRequest, trials: Sequence[TrialSummary]) -> TrialSummary | None:
@@ -840,6 +812,9 @@ def _order(found: Confirmation, result: Race | None) -> list[int]:
     return sorted(ranked, key=lambda number: out.get(number, 0))
 
 
+_OF_THE_RACE = ("mean", "low", "high", "p_best", "optimism", "optimism_low", "optimism_high")
+
+
 def _leader(
     found: Confirmation, result: Race | None, trials: Sequence[TrialSummary], number: int
 ) -> ConfirmedTrial:
@@ -847,8 +822,6 @@ def _leader(
     known = () if result is None else result.contenders
     said = next((one for one in known if one.number == number), None)
     seconds = [s for run in runs if (s := trials[run].seconds) is not None]
-    mean = _ends(said.interval if said else None)
-    optimism = _ends(said.optimism_interval if said else None)
     return ConfirmedTrial(
         number=number,
         standing=_standing(found, result, number),
@@ -857,15 +830,9 @@ def _leader(
         was_pruned=record.state == "pruned",
         values=found.values.get(number, ()),
         trials=runs,
-        mean=said.mean if said else None,
-        low=mean[0],
-        high=mean[1],
-        p_best=said.p_best if said else None,
-        optimism=said.optimism if said else None,
-        optimism_low=optimism[0],
-        optimism_high=optimism[1],
         seconds=fmean(seconds) if seconds else None,
         why=found.failed.get(number) or _why_dropped(found.dropped.get(number)),
+        **{name: getattr(said, name, None) for name in _OF_THE_RACE},
     )
 
 
@@ -881,10 +848,6 @@ def _standing(found: Confirmation, result: Race | None, number: int) -> Standing
 
 def _why_dropped(seeds: int | None) -> str | None:
     return None if seeds is None else f"it could not win any more after {_count(seeds, 'seed')}"
-
-
-def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if interval is None else (interval.low, interval.high)
 
 
 def _count(count: int, thing: str) -> str:

@@ -51,15 +51,7 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class TrialTest:
-    """The values of one trial on test data.
-
-    Attributes:
-        results: All evaluations on test data, the newest last.
-        is_new: Whether it was evaluated now; else the newest values were recorded before.
-        cautions: What the values are worth, in sentences.
-        pending: How many records wait for the tracking server.
-        undelivered: Why the server cannot be used; None if it can, or was not needed.
-    """
+    """The values of one trial on test data, the newest last."""
 
     record: TrialSummary
     results: list[RecordedTest]

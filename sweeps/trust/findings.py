@@ -42,7 +42,6 @@ from sweeps.trust.importance import (
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_view import SweepView
-from sweeps.view.usage import usage
 
 _FEWEST_FOR_MEDIAN = 5
 _MOST_REGIONS, _MOST_BOUNDS, _MOST_REASONS = 2, 1, 2
@@ -98,16 +97,6 @@ def find(view: SweepView) -> Findings:
 def findings_at_end(view: SweepView) -> Findings | None:
     """Return what a sweep found; None if it has not ended."""
     return find(view) if view.state in ("finished", "failed") else None
-
-
-def status_with_findings(view: SweepView) -> dict[str, Any]:
-    """Return the object that `sweep status --json` prints; `findings` is None before the end."""
-    findings = findings_at_end(view)
-    return {
-        **view.status(),
-        "usage": usage(view).as_dict(),
-        "findings": findings and findings.as_dict(),
-    }
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

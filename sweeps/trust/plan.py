@@ -1,30 +1,50 @@
-"""Say what a sweep will take, what a number of hours buys, and write the spec of that.
+"""Check a spec and its task, say what its sweep will take, and write the spec of a plan.
 
-Nothing else is created. What must not live here: what a plan consists of (`engine.sweep_plan`),
-and the measurements (`run.check`).
+Nothing else is created. What must not live here: what a plan consists of (`engine.sweep_plan`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sweeps.engine.planned_resources import planned_resources
-from sweeps.engine.resources import Machine
+from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
+from sweeps.engine.task_check import TaskFacts, TaskInspector
 from sweeps.errors import SpecError, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.path_checks import write_file
-from sweeps.run.check import CheckResult, check_sweep
+from sweeps.run.launch import check_tracking
+from sweeps.search.dry_run import dry_run
+from sweeps.spec.applied_priors import AppliedPrior, applied_priors
 from sweeps.spec.automatic import AutoChoice
 from sweeps.spec.document import Document
+from sweeps.spec.own_values import resolve_search
+from sweeps.spec.searched_workers import WORKERS
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.yaml_reader import with_values
+from sweeps.stores import check_webhook
 
 _REDUCTIONS = (2, 3, 4)
 _MOST_TRIALS = 1_000_000
+_SHOWN_FACTS = (
+    "own_loop",
+    "num_parameters",
+    "num_train",
+    "num_val",
+    "steps_per_epoch",
+    "total_steps",
+    "device",
+    "precision",
+    "weight_bytes",
+    "optimizer_bytes",
+    "step_seconds",
+    "evaluation_seconds",
+    "build_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -42,14 +62,21 @@ class PlanOption:
         return {"overrides": self.overrides, **self.plan.as_dict()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanResult:
-    """What a sweep will take, and what it would take with other stopping rules."""
+    """A valid spec, what its sweep will take, and what it would take with other stopping rules."""
 
-    checked: CheckResult
+    file: Path
+    spec: SweepSpec
+    resources: ResourcePlan
+    facts: TaskFacts
     options: Sequence[PlanOption]
     """The spec's own rule first. With a number of hours, each with the trials that fit."""
     hours: float | None
+    choices: Sequence[AutoChoice]
+    """What `auto` took."""
+    caution: str | None
+    """What the plan is for, unless it is this machine alone."""
 
     @property
     def plan(self) -> SweepPlan:
@@ -61,27 +88,58 @@ class PlanResult:
         """The planned number of configurations with the spec's own rule."""
         return self.options[0].trials
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
-        return self.checked.as_dict() | {
-            "plan": self.plan.as_dict(),
-            "warnings": self.warnings,
-            "for_hours": self.hours,
-            "options": [option.as_dict() for option in self.options],
-        }
-
     @property
     def warnings(self) -> list[str]:
         """Probable mistakes, a sentence each."""
-        return self._planned.warnings
+        return [
+            *([self.caution] if self.caution else []),
+            *self.facts.cautions,
+            *self.facts.checked,
+            *self.spec.direction_warnings(),
+            *resolve_search(self.spec, self.facts.default_arguments).cautions,
+            *self.plan.warnings(),
+        ]
+
+    @property
+    def priors(self) -> Sequence[AppliedPrior]:
+        """The priors around which trials are drawn."""
+        spec = self.spec
+        defaults = spec.search.priors == "defaults"
+        return applied_priors(spec.space, spec.train.optimizer.name, with_defaults=defaults)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan and the priors as pairs of a word and a sentence."""
-        return self._planned.rows()
+        found = "; ".join(map(str, self.priors))
+        return [*self.plan.rows(), *([("priors", found)] if found else [])]
 
     @property
-    def _planned(self) -> CheckResult:
-        return replace(self.checked, plan=self.plan)
+    def not_checked(self) -> list[str]:
+        """The keys that only a run checks."""
+        spec = self.spec
+        # A check has no root, connects to nothing, and trains the task in one process.
+        outside = {
+            WORKERS: max(spec.searched_workers or (spec.resources.workers,)) > 1,
+            "search.warm_start": spec.search.warm_start,
+            "tracking.uri": spec.tracking.uri,
+            "storage.checkpoints": spec.storage.checkpoints,
+        }
+        return [key for key, value in outside.items() if value]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        return {
+            "file": str(self.file),
+            "name": self.spec.name,
+            "resources": asdict(self.resources),
+            "task": {key: getattr(self.facts, key) for key in _SHOWN_FACTS},
+            "auto": [choice.as_dict() for choice in self.choices],
+            "priors": [prior.as_dict() for prior in self.priors],
+            "plan": self.plan.as_dict(),
+            "warnings": self.warnings,
+            "not_checked": self.not_checked,
+            "for_hours": self.hours,
+            "options": [option.as_dict() for option in self.options],
+        }
 
 
 def plan_sweep(
@@ -93,29 +151,43 @@ def plan_sweep(
     choices: Sequence[AutoChoice] = (),
 ) -> PlanResult:
     """Return what a sweep will take, by some measured steps and a simulation of its rule."""
-    checked = check_sweep(file, spec, thorough=thorough, choices=choices)
-    if hours is not None and checked.plan.seconds is None:
+    dry_run(spec)
+    check_tracking(spec)
+    check_webhook(spec)
+    machine = Machine.probe()
+    inspector = TaskInspector(spec, planned_resources(spec, machine).plan, thorough=thorough)
+    facts = inspector.facts()
+    if hours is not None and facts.step_seconds is None:
         raise UserError(
             f"--hours {hours:g} cannot be planned: no step of task '{spec.task.name}' was "
             "measured, so its seconds are unknown; choose trials by -s trials=N, and set the "
             "limit by -s stop.hours=H",
         )
-    options = [
-        _option(checked, overrides, changed, hours) for overrides, changed in _variants(spec)
-    ]
-    return PlanResult(checked, options, hours)
+    resources, _, caution = planned_resources(spec, machine, facts.step_memory)
+    return PlanResult(
+        file=file,
+        spec=spec,
+        resources=resources,
+        facts=facts,
+        options=[
+            _option(machine, facts, overrides, changed, hours)
+            for overrides, changed in _variants(spec)
+        ],
+        hours=hours,
+        choices=choices,
+        caution=caution,
+    )
 
 
 def write_plan(
     result: PlanResult, document: Document, target: Path, settings: Sequence[str] = ()
 ) -> str:
     """Write the planned spec into a new file, with the user's comments as far as possible."""
-    checked = result.checked
-    spec = checked.spec.model_copy(update={"trials": result.trials})
+    spec = result.spec.model_copy(update={"trials": result.trials})
     changed = [*settings, f"trials={spec.trials}"]
-    text = _kept_text(checked.file, document, spec, settings)
+    text = _kept_text(result.file, document, spec, settings)
     if text is None:
-        text = f"# The plan of {checked.file}: {', '.join(changed)}\n{spec.to_yaml()}"
+        text = f"# The plan of {result.file}: {', '.join(changed)}\n{spec.to_yaml()}"
     try:
         write_file(target, text.encode(), "--write", overwrite=False)
     except FileExistsError:
@@ -169,10 +241,13 @@ def _with_rule(spec: SweepSpec, **changed: Any) -> SweepSpec:
 
 
 def _option(
-    checked: CheckResult, overrides: dict[str, Any], spec: SweepSpec, hours: float | None
+    machine: Machine,
+    facts: TaskFacts,
+    overrides: dict[str, Any],
+    spec: SweepSpec,
+    hours: float | None,
 ) -> PlanOption:
     """Return the plan of a spec; with hours, with as many trials as end within them."""
-    machine, facts = Machine.probe(), checked.facts
 
     def planned(trials: int) -> PlanOption:
         changed = spec.model_copy(update={"trials": trials})

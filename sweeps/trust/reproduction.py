@@ -462,21 +462,14 @@ def lost_stage(record: TrialSummary, found: list[Stage]) -> str | None:
 
 @dataclass(frozen=True)
 class StateCheck:
-    """The comparison with one checkpoint of the trial.
-
-    Attributes:
-        num_tensors: The tensors that were compared.
-        num_differing: The entries that differ, tensors or not.
-        first: The first of them, the weights before all others; None: all are equal.
-        what: How it differs, in words.
-        largest: The largest difference of two numbers in it; None where none can be told.
-    """
+    """The comparison with one checkpoint of the trial."""
 
     checkpoint: str
     step: int
     num_tensors: int = 0
     num_differing: int = 0
     first: str | None = None
+    """The first entry that differs, the weights before all others."""
     what: str | None = None
     largest: float | None = None
 
@@ -488,23 +481,7 @@ class StateCheck:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What a trial trained again has shown.
-
-    Attributes:
-        started_from: The step at which the new run began; 0: the beginning.
-        end: The step to which the trial had trained.
-        reached: The step that the new run has reached.
-        num_rows: The rows of the curve that were compared.
-        num_metrics: The different metrics in them.
-        curve: The first value of the curve that differs.
-        states: The comparisons with the trial's checkpoints, in the order of steps.
-        not_compared: Why something that the trial should have was not compared, in sentences.
-        notes: What else the reader should know, in sentences.
-        machine: What is different about the machine.
-        code: Source files of the task that have changed.
-        built: What of the model and the data is built differently.
-        failure: The error that ended the new run; None: none did.
-    """
+    """What a trial trained again has shown."""
 
     trial: int
     started_from: int

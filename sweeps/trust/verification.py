@@ -64,12 +64,7 @@ _LARGEST = 1.7e308
 
 @dataclass(frozen=True)
 class Verification:
-    """What the comparison of a sweep's records has found.
-
-    Attributes:
-        checked: What was compared, in words.
-        notes: What was not compared, and why, in sentences.
-    """
+    """What was compared, what contradicts, and what was not compared and why."""
 
     contradictions: list[Contradiction] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
@@ -560,14 +555,7 @@ def _is_same(one: float, other: float) -> bool:
 
 
 class Contradiction(NamedTuple):
-    """Something that cannot be right.
-
-    Attributes:
-        where: `sweep.yaml`, `ledger`, `trial 3`, `outbox` or `tracking store`.
-        what: What is wrong, in words.
-        remedy: What the user should do.
-        file: The file that is damaged, or one of two that contradict each other; None: none alone.
-    """
+    """Something that cannot be right, with its remedy, and the file that is wrong."""
 
     where: str
     what: str

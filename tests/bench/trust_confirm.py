@@ -92,19 +92,19 @@ def _by_race(
     number = winner.number
     best = min(leaders, key=lambda leader: float(sweep.truth[leader]))
     true_optimism = float(sweep.truth[number] - originals[number])
-    interval = winner.optimism_interval
-    assert interval is not None
+    assert winner.optimism_low is not None
+    assert winner.optimism_high is not None
     return Choice(
         rank=sweep.rank(number),
         optimism=_share(sweep, number, true_optimism),
         error=_share(sweep, number, float(sweep.truth[number]) - winner.mean),
         share=sum(map(len, values.values())) / len(sweep.truth),
         covered=tuple(
-            one.interval.low <= sweep.truth[one.number] <= one.interval.high
+            one.low <= sweep.truth[one.number] <= one.high
             for one in found.contenders
-            if one.interval is not None
+            if one.low is not None and one.high is not None
         ),
-        optimism_covered=interval.low <= true_optimism <= interval.high,
+        optimism_covered=winner.optimism_low <= true_optimism <= winner.optimism_high,
         claimed=winner.p_best or 0.0,
         best_leader=number == best,
         dropped_best=best not in found.alive,

@@ -22,7 +22,7 @@ from tests.unit.sweeps.interrupted_sweep import interrupted
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STARTED = (  # each by the module that calls it
-    "sweeps.run.check.TaskInspector",
+    "sweeps.trust.plan.TaskInspector",
     "sweeps.run.launch.TaskInspector",
     "sweeps.cli.train.TaskInspector",
     "sweeps.run.launch.attempt",

@@ -23,10 +23,11 @@ from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, Clipping, Continue
 from sweeps.trust.audit.registry import audit
 from sweeps.trust.evidence import seed_values
-from sweeps.trust.findings import short_names, status_with_findings
+from sweeps.trust.findings import findings_at_end, short_names
 from sweeps.trust.importance import search_curves
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.sweep_view import SweepView
+from sweeps.view.usage import usage
 from trainable.store.metrics_file import FILE_NAME
 from trainable.store.regular_files import LARGEST_CURVE, LARGEST_TEXT, open_regular, read_regular
 from trainable.user_code.fingerprint import BUILT
@@ -93,10 +94,19 @@ def audit_at_end(view: SweepView) -> Audit | None:
 
 
 def status_with_audit(view: SweepView) -> dict[str, Any]:
-    """Return the object that `sweep status --json` prints; `audit` is None before the end."""
+    """Return the object that `sweep status --json` prints.
+
+    `findings` and `audit` are None before the end.
+    """
     found = audit_at_end(view)
     verdicts = found and {card.id: card.verdict for card in found.cards}
-    return {**status_with_findings(view), "audit": verdicts}
+    findings = findings_at_end(view)
+    return {
+        **view.status(),
+        "usage": usage(view).as_dict(),
+        "findings": findings and findings.as_dict(),
+        "audit": verdicts,
+    }
 
 
 def audit_data(view: SweepView) -> AuditData:

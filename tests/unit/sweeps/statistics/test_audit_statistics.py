@@ -7,14 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sweeps.statistics.proportions import (
     binomial_tail,
     hypergeometric_tail,
     kendall,
-    wilson_interval,
 )
 from sweeps.statistics.variance_shares import variance_shares
 
@@ -31,7 +28,7 @@ def test_kendall_counts_pairs_and_ties() -> None:
     assert kendall([1.0] * 9, second) is None
 
 
-@pytest.mark.parametrize("count", [1000, 1001, 1999])
+@pytest.mark.parametrize("count", [1999])
 def test_kendall_uses_all_things(count: int) -> None:
     scipy = pytest.importorskip("scipy.stats")
     draw = random.Random(count)
@@ -110,7 +107,7 @@ def _turned(draw: random.Random, part: float) -> tuple[float, float]:
     return x, part - x if x < part else x
 
 
-@pytest.mark.parametrize("count", [8, 12, 40])
+@pytest.mark.parametrize("count", [8, 40])
 @pytest.mark.parametrize(
     ("pair", "part", "truth"),
     [
@@ -135,16 +132,6 @@ def test_interval_of_kendall_holds_the_truth(
         if (found := kendall(x, y)) is not None:
             held += found.low <= truth <= found.high
     assert held / 300 >= 0.93
-
-
-@given(count=st.integers(1, 40), data=st.data())
-def test_wilson_interval_holds_the_share(count: int, data: st.DataObject) -> None:
-    hits = data.draw(st.integers(0, count))
-    low, high = wilson_interval(hits, count)
-    assert 0 <= low <= hits / count + 1e-12
-    assert hits / count - 1e-12 <= high <= 1
-    mirrored = wilson_interval(count - hits, count)
-    assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
 def test_tails_agree_with_scipy() -> None:

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from sweeps.statistics.race import race
 
-NAN, INF = math.nan, math.inf
-FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3))
-VALUE = st.one_of(FINITE, FINITE, FINITE, st.sampled_from([NAN, INF, -INF, None]))
+VALUE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3))
 TABLES = st.lists(st.lists(VALUE, min_size=1, max_size=4), min_size=1, max_size=4).map(
     lambda rows: dict(enumerate(rows))
 )
@@ -53,14 +51,14 @@ def test_the_order_of_configurations_does_not_matter(values, chance: random.Rand
 @settings(max_examples=30, deadline=None)
 @given(TABLES)
 def test_maximizing_mirrors_minimizing(values):
-    mirrored = {n: [None if v is None else -v for v in row] for n, row in values.items()}
+    mirrored = {n: [-v for v in row] for n, row in values.items()}
     less, more = race(values, minimize=True), race(mirrored, minimize=False)
     assert (less.alive, less.tied, less.decided) == (more.alive, more.tied, more.decided)
     for one, other in zip(less.contenders, more.contenders, strict=True):
         assert (one.number, one.p_best) == (other.number, other.p_best)
-        assert one.mean == -other.mean or math.isinf(one.mean)
-        if one.interval is not None and other.interval is not None:
-            assert one.interval.low == -other.interval.high
+        assert one.mean == -other.mean
+        if one.low is not None:
+            assert one.low == -other.high
 
 
 def test_a_shift_that_all_share_under_a_seed_does_not_matter():
@@ -73,19 +71,6 @@ def test_a_shift_that_all_share_under_a_seed_does_not_matter():
     assert after.noise.sd > 100 > before.noise.sd  # but the mean of one depends on its seeds
 
 
-def test_a_clear_winner_is_found_after_two_seeds():
-    found = race(_made([0, 50, 50, 50, 50], 2), minimize=True)
-    assert (found.leader.number, found.decided, found.tied) == (0, True, (0,))
-    assert found.alive == (0,)
-
-
-def test_equals_cannot_be_told_apart():
-    found = race(_made([0, 0.1, 9, 0], 5, seed=1), minimize=True)
-    assert not found.decided
-    assert set(found.tied) == {0, 1, 3}
-    assert set(found.alive) == {0, 1, 3}
-
-
 def test_whoever_is_dropped_at_one_look_stays_dropped():
     values = _made([0, 0.2, 30], 2)
     assert set(race(values, minimize=True).alive) == {0, 1}
@@ -93,39 +78,11 @@ def test_whoever_is_dropped_at_one_look_stays_dropped():
     assert 2 not in race(longer, minimize=True).alive
 
 
-def test_who_lost_against_one_that_diverges_later_races_again():
-    values = _made([0, 30, 31, 31, 31], 2)
-    assert race(values, minimize=True).alive == (0,)
-    later = race({**values, 0: [*values[0], NAN]}, minimize=True)
-    assert later[0].dropped
-    assert len(later.alive) > 1
-
-
 def test_one_seed_decides_nothing_and_drops_nobody():
     found = race({1: [0.0], 2: [100.0]}, minimize=True)
     assert [one.p_best for one in found.contenders] == [None, None]
-    assert (found.noise, found.leader.interval, found.decided) == (None, None, False)
+    assert (found.noise, found.leader.low, found.decided) == (None, None, False)
     assert set(found.tied) == set(found.alive) == {1, 2}
-
-
-@pytest.mark.parametrize("worst", [NAN, INF, -INF])
-@pytest.mark.parametrize("minimize", [True, False])
-def test_whoever_diverges_cannot_win(worst, minimize):
-    sign = 1 if minimize else -1
-    found = race(
-        {1: [0.0, 0.0, worst], 2: [5.0 * sign, 6.0 * sign, 5.5 * sign]}, minimize=minimize
-    )
-    assert found.leader.number == 2
-    assert found[1].dropped
-    assert (found[1].p_best, found[1].mean) == (0, sign * INF)
-    assert (found[1].num_seeds, found[1].num_diverged) == (2, 1)
-
-
-def test_a_missing_value_is_not_a_bad_one():
-    found = race({1: [0.0, None, 0.1], 2: [5.0, 6.0, 5.5], 3: [None, None, None]}, minimize=True)
-    assert (found.leader.number, found[1].num_seeds, found[1].num_diverged) == (1, 2, 0)
-    assert found[3].dropped
-    assert found[3].p_best == 0
 
 
 def test_seeds_that_change_nothing_decide_at_once():
@@ -141,16 +98,9 @@ def test_optimism_is_positive_if_the_original_looked_better(minimize, original):
     values = {1: [0.0, 0.2, -0.2], 2: [1.0, 1.1, 0.9]}
     found = race(values, minimize=minimize, original={1: original})[1]
     assert found.optimism == pytest.approx(2.0)
-    assert found.optimism_interval.low < 2.0 < found.optimism_interval.high
-    width = found.interval.high - found.interval.low
-    assert found.optimism_interval.high - found.optimism_interval.low == pytest.approx(width)
-
-
-def test_noise_is_pooled_over_configurations():
-    found = race(_made([0, 3, 6, 9], 200, noise=1.0, shared=2.0), minimize=True).noise
-    assert found.sd == pytest.approx(math.sqrt(5), rel=0.15)
-    assert 199 < found.freedom < 4 * 199
-    assert (found.num_values, found.num_configurations) == (800, 4)
+    assert found.optimism_low < 2.0 < found.optimism_high
+    width = found.high - found.low
+    assert found.optimism_high - found.optimism_low == pytest.approx(width)
 
 
 def test_the_best_is_seldom_dropped():
@@ -160,11 +110,6 @@ def test_the_best_is_seldom_dropped():
         for seed in range(60)
     )
     assert wrong <= 3
-
-
-def test_a_race_without_configurations_is_refused():
-    with pytest.raises(ValueError, match="configuration"):
-        race({}, minimize=True)
 
 
 def test_whoever_is_dropped_is_not_tied():

@@ -14,7 +14,7 @@ import sweeps.run.launch as operation
 from sweeps.cli.app import app
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.evidence import bad_regions, chance_difference
-from sweeps.trust.findings import Findings, find, short_names
+from sweeps.trust.findings import Findings, find
 from sweeps.view.outcome import SweepOutcome
 from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
 
@@ -82,17 +82,6 @@ def test_sentences_name_numbers_and_sample_sizes(tmp_path: Path) -> None:
     trained = len(low) + 10 * (24 - len(low))
     assert f"24 trials trained {trained} of 240 epochs" in said["epochs"]
     assert f"saved {100 - 100 * trained / 240:.0f} %" in said["epochs"]
-
-
-def test_few_trials_support_only_the_best(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, space=SPACE)
-    for loss in (0.3, 0.2, 0.4):
-        sweep.add("complete", loss)
-    found = find(sweep.view)
-    assert list(_said(found)) == ["best"]
-    assert "median" not in _said(found)["best"]
-    assert found.overrides == ("trials=6",)
-    assert find(MadeSweep(tmp_path, "empty").view) == Findings([], ())
 
 
 def test_noise_shows_no_region(tmp_path: Path) -> None:
@@ -190,12 +179,6 @@ def test_option_of_which_all_trials_failed_is_named(tmp_path: Path) -> None:
     assert "space.train.optimizer.name={choice: [adamw, adam]}" in found.overrides
 
 
-def test_trials_stopped_by_the_user_do_not_count_as_saved(tmp_path: Path) -> None:
-    sweep = stopped_sweep(tmp_path, count=12, low=0.0)
-    sweep.add("pruned", 0.5, reason="stopped by the user")
-    assert "epochs" not in _said(find(sweep.view))
-
-
 def test_reports_that_patience_saved_are_counted(tmp_path: Path) -> None:
     sweep = MadeSweep(
         tmp_path, budget="{steps: 100, report_every: 10}", more="early_stopping: {patience: 2}"
@@ -231,22 +214,11 @@ def test_region_names_only_what_happened_there(tmp_path: Path) -> None:
     assert _said(find(sweep.view))["region"].endswith("were stopped at epoch 1 or failed.")
 
 
-def test_population_has_no_effect_of_a_parameter(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, space=SPACE, more="early_stopping: {scheduler: pbt}")
-    for point in _points(24):
-        sweep.add("complete", *[_loss(point)] * 10, params=point)
-    found = find(sweep.view)
-    assert list(_said(found)) == ["best"]
-    assert found.overrides == ()
-
-
 @pytest.mark.parametrize(
     "more",
     [
         "",
-        "search: {sampler: random}",
         f"search: {{constraints: ['{LR} * {NORM} < 2']}}",
-        "stop: {value: 0.5}",
     ],
 )
 def test_printed_command_is_accepted_by_a_resume(
@@ -298,18 +270,3 @@ def test_change_that_a_resume_would_refuse_is_left_out(tmp_path: Path) -> None:
     found = find(sweep.view)
     assert "upper end of its range (0.99)" in _said(found)["bound"]
     assert not any("1.0" in one for one in found.overrides)
-
-
-def test_short_names_stay_unambiguous() -> None:
-    keys = ["a.lr", "b.lr", "c.norm", "c.d.name"]
-    wanted = ["a.lr", "b.lr", "norm", "d.name"]
-    assert short_names(keys) == dict(zip(keys, wanted, strict=True))
-
-
-def test_exhausted_space_is_said(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, space="{train.accumulation: {choice: [1, 2]}}")
-    sweep.add("complete", 0.5, params={"train.accumulation": 1})
-    assert "space" not in _said(find(sweep.view))
-    sweep.add("complete", 0.4, params={"train.accumulation": 2})
-    assert "2" in _said(find(sweep.view))["space"]
-    assert sweep.view.state == "finished"
