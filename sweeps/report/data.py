@@ -13,12 +13,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -36,10 +31,6 @@ COLOURS = {
     "running": "#0969da",
     "waiting": "#bf8700",
 }
-MAX_TRIALS = 500
-"""The most trials for contours, importance and parallel coordinates: the cost of the first two
-grows with the square of their number. Contours of 4,000 trials make a page of 1.1 GB and need
-6.6 GB of memory; importance of 1,000 trials takes 30 s."""
 MAX_POINTS = 200
 """The most points of one learning curve."""
 _T = TypeVar("_T")
@@ -120,7 +111,6 @@ def read_sweep(paths: SweepPaths) -> SweepData:
     names = short_names(list(dict.fromkeys([*view.spec.space, *drawn])))
     stored = stored_trials(view)
     known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
-    known = _with_whole_ranges(known)
     low = view.ledger.minimizes
     study = make_study([_renamed(one, names, one.state, one.values) for one in known], low)
     states = {record.number: view.trial_state(record) for record in view.records}
@@ -163,34 +153,6 @@ def _at_its_best(
     shown = copy.copy(trial)
     shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
     shown.distributions = {key: drawn[key] for key in shown.params}
-    return shown
-
-
-def _with_whole_ranges(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials with one range for each parameter, if a resume changed only its ends."""
-    # Importance needs trials of one distribution.
-    ranges: dict[str, list[Any]] = {}
-    for trial in trials:
-        for key, one in trial.distributions.items():
-            ranges.setdefault(key, []).append(one)
-    whole: dict[str, BaseDistribution] = {}
-    for key, found in ranges.items():
-        first = found[0]
-        if isinstance(first, FloatDistribution | IntDistribution) and all(
-            type(one) is type(first) and one.log == first.log and one.step in (None, 1)
-            for one in found
-        ):
-            low, high = min(one.low for one in found), max(one.high for one in found)
-            whole[key] = type(first)(low, high, log=first.log)
-    return [_with_distributions(trial, whole) for trial in trials]
-
-
-def _with_distributions(
-    trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
-) -> FrozenTrial:
-    shown = copy.copy(trial)
-    mine = trial.distributions.items()
-    shown.distributions = {key: distributions.get(key, one) for key, one in mine}
     return shown
 
 

@@ -25,7 +25,6 @@ from plotly.subplots import make_subplots
 
 from sweeps.formatting import format_duration, format_number, format_reason, format_value
 from sweeps.ledger.trials import TrialSummary, of_search
-from sweeps.report import data
 from sweeps.report.data import (
     COLOURS,
     MAX_POINTS,
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
 _VISIBLE_BLUES = sequential.Blues[4:]
 """Optuna's colour scale without its lightest shades, which are invisible on white."""
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
+MAX_TRIALS = 500
+"""The most trials for contours and parallel coordinates. Contours of 4,000 trials make a page of
+1.1 GB and need 6.6 GB of memory."""
 MAX_AXES = 3
 """The most parameters of the contours (a plot for each pair) and metrics of the Pareto front."""
 _SLICES = 3
@@ -83,7 +85,7 @@ def selection_note(sweep: SweepData) -> str:
 
 def sampled_note(sweep: SweepData) -> str:
     """Return the same for a figure with a limited number of trials."""
-    most = data.MAX_TRIALS
+    most = MAX_TRIALS
     if len(sweep.values) <= most:
         return selection_note(sweep)
     return f"{selection_note(sweep)} At most {most} of these are used, evenly spaced."
@@ -92,9 +94,9 @@ def sampled_note(sweep: SweepData) -> str:
 def _sampled_study(sweep: SweepData) -> optuna.Study:
     """Return the study with a limited number of complete trials, each under its own number."""
     study, selected = sweep.compared, sweep.selected
-    if len(selected) <= data.MAX_TRIALS:
+    if len(selected) <= MAX_TRIALS:
         return study
-    kept = {trial.number for trial in thinned(selected, data.MAX_TRIALS)}
+    kept = {trial.number for trial in thinned(selected, MAX_TRIALS)}
     left_out = create_trial(state=TrialState.FAIL)
     sample = optuna.create_study(direction=study.direction)
     sample.add_trials([t if t.number in kept else left_out for t in study.trials])
@@ -256,10 +258,7 @@ def importance(sweep: SweepData) -> go.Figure:
 
 
 def parallel(sweep: SweepData) -> go.Figure:
-    """Draw each trial as a line over its value and its parameters.
-
-    A reader can select parts of axes, and move axes.
-    """
+    """Draw each trial as a line over its value and its parameters."""
     _require_trials(sweep, 2)
     minimize, best = sweep.view.ledger.minimize, _best(sweep)
     trials = [t for t in _sampled_study(sweep).trials if t.value is not None]

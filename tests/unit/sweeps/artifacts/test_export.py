@@ -71,17 +71,13 @@ def _write_files(*arguments: Any) -> list[Path]:
 
 
 @pytest.mark.parametrize("num_moved", range(len(FILES)))
-@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
 def test_killed_export_is_repeated(
     sweep: MadeSweep,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     num_moved: int,
-    exists: bool,
 ) -> None:
     target = tmp_path / "best"
-    if exists:
-        target.mkdir()
     monkeypatch.setattr(export, "export_trial", _write_files)
     kill_at(monkeypatch, Path, "rename", num_moved, lambda: export_best(sweep.view, target))
     assert list(target.glob(".export-*")), "nothing says that it is unfinished"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sweeps.report.data import NotEnough, SweepData, read_sweep
-from sweeps.report.figures import FIGURES, contours, importance, parallel, selection_note, slices
+from sweeps.report.data import SweepData, read_sweep
+from sweeps.report.figures import contours, importance, parallel, selection_note, slices
 from sweeps.spec.revisions import write_spec
 from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.findings import find
@@ -20,7 +19,6 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
 SPACE = f"{{{LR}: {{loguniform: [1.0e-4, 1.0e-1]}}, {NORM}: {{loguniform: [0.1, 10]}}}}"
 ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
-DRAW = {figure.title: figure.draw for figure in FIGURES}
 
 
 def _points(count: int) -> list[dict[str, float]]:
@@ -179,11 +177,6 @@ def test_contours_place_choices_in_their_order(tmp_path: Path) -> None:
     assert [set(dots.x) for dots in widths] == [{0, 1, 2}]
 
 
-def test_contours_need_thirty_trials(tmp_path: Path) -> None:
-    with pytest.raises(NotEnough, match="needs 30 trials with a value, and there are 24"):
-        contours(read_sweep(misleading_sweep(tmp_path).paths))
-
-
 def test_options_and_absent_parameters_have_a_place(tmp_path: Path) -> None:
     space = (
         "{train.optimizer.name: {choice: [adamw, sgd]}, "
@@ -205,37 +198,3 @@ def test_options_and_absent_parameters_have_a_place(tmp_path: Path) -> None:
     assert factor["ticktext"] == ("none", "0.5", "0.7", "0.9")
     assert factor["tickvals"] == pytest.approx((0.46, 0.5, 0.7, 0.9))
     assert slices(data).layout.xaxis2.range == (-0.5, 1.5)
-
-
-def test_history_has_stopped_trials(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, more=ASHA)
-    for ending, loss in (("complete", 0.5), ("pruned", 0.4), ("failed", 0.1), ("complete", 0.6)):
-        sweep.add(ending, loss)
-    traces = {trace.name: trace for trace in DRAW["History"](read_sweep(sweep.paths)).data}
-    assert (traces["pruned"].x, traces["pruned"].y) == ((1,), (0.4,))
-    assert (traces["complete"].x, traces["complete"].y) == ((0, 3), (0.5, 0.6))
-    best = traces["best so far"]
-    assert (best.x, best.y) == ((0, 1, 3), (0.5, 0.4, 0.4))
-
-
-def test_timeline_shows_times_states_and_attempts(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, more=ASHA)
-    for _ in range(2):
-        number = sweep.add("pruned", 0.4, reason="asha at epoch 1: <slow>")
-    sweep.add(None, 0.5)
-    number = sweep.add(None, 0.5)
-    sweep.ledger.start(number)
-    sweep.ledger.start(number)
-    sweep.ledger.finish(number, "complete")
-    data = read_sweep(sweep.paths)
-    traces: dict[str, Any] = {trace.name: trace for trace in DRAW["Timeline"](data).data}
-    assert set(traces) == {"pruned", "complete"}, "trial 2 neither ended nor logged"
-    assert traces["pruned"].y == (0, 1)
-    assert traces["complete"].y == (3,)
-    assert traces["complete"].text == ("2 attempts",)
-    assert "&lt;slow&gt;" in traces["pruned"].hovertext[0]
-    record = data.view.records[3]
-    assert record.ended_at is not None
-    seconds = (record.ended_at - data.starts[3]).total_seconds()
-    assert traces["complete"].x[0] == pytest.approx(1000 * seconds)
-    assert traces["complete"].base[0].startswith(data.starts[3].isoformat(timespec="seconds"))
