@@ -101,13 +101,7 @@ class _Opened:
 
 
 class LightSweep:
-    """Runs the trials of a function, or hands them out.
-
-    Args:
-        paths: The sweep's files.
-        spec: Its spec, as `light_keys` has it.
-        objective: The function; None: the caller asks for trials, and tells their results.
-    """
+    """Runs the trials of a function; without one, hands them out and is told their results."""
 
     def __init__(self, paths: SweepPaths, spec: SweepSpec, objective: Objective | None) -> None:
         rule = spec.early_stopping.rule
@@ -128,13 +122,7 @@ class LightSweep:
         self._release: Callable[[], object] = lambda: None
 
     def run(self, show: Callable[[], None]) -> None:
-        """Run the trials that are left; `show` is called after each.
-
-        Raises:
-            UserError: The sweep was begun by another function or with other keys, or the function
-                returned something that is no report.
-            Exception: The function's own, when it has failed in the same way in several trials.
-        """
+        """Run the trials that are left; `show` is called after each."""
         if self._objective is None:
             raise UserError(
                 "there is no function to run; give one as the first argument, or call ask() and "

@@ -38,16 +38,7 @@ class ReportRefused(UserError):
 def light_keys(
     objective: Objective | None, space: Mapping[str, Any], keys: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the keys of the sweep file of a function.
-
-    Args:
-        objective: The function; None: the caller asks for trials, and tells their results.
-        space: Its arguments, and their distributions in short form.
-        keys: The other keys, as the caller has given them.
-
-    Raises:
-        UserError: The function cannot take the values of the space, or a key has no effect.
-    """
+    """Return the keys of the sweep file of a function, or of a caller who asks for trials."""
     name = getattr(objective, "__name__", "").replace("<lambda>", "")
     if "task" in keys:
         raise UserError(
@@ -143,11 +134,7 @@ class FunctionRaised(Exception):
 
 
 def reports_of(objective: Objective, params: Mapping[str, Any]) -> Generator[object, None, None]:
-    """Yield what a function yields, or the one report that it returns.
-
-    Raises:
-        FunctionRaised: It raised an exception.
-    """
+    """Yield what a function yields, or the one report that it returns."""
     try:
         if yields(objective):
             yield from objective(**params)  # type: ignore[misc]
@@ -177,16 +164,7 @@ def digest_of(name: str, objective: Objective | None) -> dict[str, str]:
 
 
 def numbers_of(name: str, given: object, metrics: Sequence[str]) -> dict[str, float]:
-    """Return a report as numbers by metric.
-
-    Args:
-        name: The function's name.
-        given: What it returned or yielded.
-        metrics: The sweep's metrics; a single number is the only one.
-
-    Raises:
-        ReportRefused: It is no number, or lacks a metric.
-    """
+    """Return a report as numbers by metric; a single number is the sweep's only metric."""
     if not isinstance(given, Mapping):
         if len(metrics) > 1:
             raise ReportRefused(

@@ -17,7 +17,6 @@ import typer
 
 from sweeps.cli import inspect
 from sweeps.cli.check import check, doctor
-from sweeps.cli.confirm import confirm
 from sweeps.cli.console import (
     Commands,
     Overrides,
@@ -33,9 +32,9 @@ from sweeps.cli.console import (
     view_of,
 )
 from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
-from sweeps.cli.result_checks import audit
 from sweeps.cli.run import init, resume, run, stop
 from sweeps.cli.stores import list_command, sync, ui
+from sweeps.cli.trust import audit, confirm
 from sweeps.errors import WRONG_INPUT
 from trainable.store.private_files import keep_files_private
 
@@ -83,7 +82,7 @@ def train(
     ],
     trial: Annotated[
         int | None,
-        trial_argument("Train this trial of the sweep again, exactly, and compare the two."),
+        trial_argument("Train this trial of the sweep again."),
     ] = None,
     settings: Overrides = None,
     root: Root = None,

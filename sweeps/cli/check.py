@@ -1,6 +1,6 @@
 """What is known before a sweep runs: `sweep check` and `sweep doctor`.
 
-What must not live here: the checks (`run.check`, `run.doctor`) and the numbers (`trust.plan`).
+What must not live here: the checks and the numbers (`trust.plan`, `run.doctor`).
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def check(
 
 def _text(found: PlanResult) -> RenderableType:
     """The result as text that wraps at words, and a table of what else could be done."""
-    checked, simulation = found.checked, found.plan.simulation
-    facts = (checked.resources.describe(), *checked.facts.lines())
+    simulation = found.plan.simulation
+    facts = (found.resources.describe(), *found.facts.lines())
     lines: list[RenderableType] = [
-        Text(f"{checked.file} is valid", style="green"),
+        Text(f"{found.file} is valid", style="green"),
         *(Hanging("  ", fact) for fact in facts),
         Text("the plan"),
         *(Hanging(f"  {word:<10}", sentence) for word, sentence in found.rows()),
@@ -139,8 +139,8 @@ def _text(found: PlanResult) -> RenderableType:
     if len(found.options) > 1:
         lines += [Text(), Text(_title(found)), _table(found.options)]
     lines += [Text(warning, style="yellow") for warning in found.warnings]
-    if checked.not_checked:
-        keys = ", ".join(checked.not_checked)
+    if found.not_checked:
+        keys = ", ".join(found.not_checked)
         lines.append(Hanging("  ", f"not checked before a run: {keys}"))
     return Group(*lines)
 

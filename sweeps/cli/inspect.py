@@ -92,22 +92,17 @@ def trials(
             help="Show trials that are waiting, running, complete, pruned or failed.",
         ),
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """List the trials of a sweep."""
     from sweeps.cli import render
-    from sweeps.view.tables import select_rows, to_csv
+    from sweeps.view.tables import select_rows
 
-    at_most_one({"--csv": as_csv, "--json": as_json})
     with input_errors():
         view = view_of(name, root)
         rows = view.trials() if as_json else view.rows()
         found = select_rows(rows, view.spec, sort=sort, top=top, state=state)
-    if as_csv:
-        out.file.write(to_csv(found, view.spec))
-        return
     show_found(found, as_json, lambda: render.trials(found, view.spec))
 
 

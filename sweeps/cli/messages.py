@@ -240,10 +240,7 @@ class ConsoleNotices(ShutdownNotices):
 
 
 def cluster_unanswered(file: TextIO, message: str) -> None:
-    """Print why a cluster cannot be used, as the last line of this process.
-
-    `file` is standard error, which Ray may have redirected meanwhile.
-    """
+    """Print why a cluster cannot be used, to what was standard error, as the last line."""
     err = PlainConsole(file=file)
     err.show_cursor()
     sentence(err, f"\n{message}", style="red")

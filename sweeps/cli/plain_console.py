@@ -97,7 +97,8 @@ class TextTable:
 
     Rich measures and wraps every cell of its tables, which takes a second for a thousand trials.
     Here each row has one line. If the rows are wider than the terminal, the last of the `optional`
-    columns are left out, and named below; if the last column is `prose`, it wraps into two lines.
+    columns are left out, and named below, behind `note`; if the last column is `prose`, it wraps
+    into two lines.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class TextTable:
         right: Container[str],
         optional: Sequence[str] = (),
         prose: str | None = None,
+        note: str = "",
     ) -> None:
         self.columns, self.right = columns, right
-        self.optional, self.prose = optional, prose
+        self.optional, self.prose, self.note = optional, prose, note
         self.rows: list[Sequence[str | Text]] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -129,8 +131,11 @@ class TextTable:
         for row in lines:
             cells = [(n, c) for n, c in zip(self.columns, row, strict=True) if n in widths]
             yield from self._line(console, cells, widths)
-        if hidden := [name for name in self.columns if name not in widths]:
-            yield Text(f"no room for {', '.join(hidden)}", style="dim")
+        hidden = [name for name in self.columns if name not in widths]
+        said = [self.note, f"no room for {', '.join(hidden)}" * bool(hidden)]
+        if any(said):
+            last = "; ".join(filter(None, said))
+            yield Text(last, style="dim", no_wrap=True, overflow="ellipsis")
 
     def _fitting(self, natural: dict[str, int], room: int) -> dict[str, int]:
         """Return the widths of the columns that fit."""

@@ -12,13 +12,11 @@ from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from sweeps.cli import messages
@@ -40,7 +38,6 @@ from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_at_end, health_sentences
 from sweeps.view.sweep_progress import (
-    DeliveryEstimate,
     TrialRow,
     best_name,
     best_of,
@@ -338,13 +335,7 @@ def best(
     finish: str | None = None,
     said: str | None = None,
 ) -> RenderableType:
-    """Return the lines of `sweep best`.
-
-    Args:
-        lost: Why there are no weights of the trial's best value; None if there are.
-        finish: The command that trains the pruned trial to its end; None for no such offer.
-        said: What is known of the trial from extra trials, a sentence.
-    """
+    """Return the lines of `sweep best`; `said` is what is known of it from extra trials."""
     lines: list[RenderableType] = [
         Text(
             f"trial {found['number']}: "
@@ -464,7 +455,7 @@ def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0
     best trial changes.
     """
     table = Live(console=console, refresh_per_second=4, transient=True)
-    printed, delivery = None, None
+    printed = None
     with table if redraws(console) else nullcontext() as live:
         while True:
             view = look()
@@ -473,62 +464,45 @@ def watch(console: Console, look: Callable[[], SweepView], *, every: float = 2.0
             if not view.running:
                 break
             if live is not None:
-                delivery = delivery or DeliveryEstimate.of(view.paths)
-                live.update(_running(console, view, found, delivery))
+                live.update(_running(console, view, found))
             if live is None and (changed := (now["trials"], now["best"])) != printed:
                 console.print(found, crop=False)
                 printed = changed
             time.sleep(every)
     if redraws(console):
         more = line(f"all trials: {view.paths.command('trials')}")
-        console.print(Group(*_trials_that_fit(console, view, console.size.height - 4), more))
+        console.print(Group(_trials_that_fit(view, console.size.height - 4), more))
         console.print(found, crop=False)
     else:
         console.print(Group(found, Text(), trials(view.rows(), view.spec)), crop=False)
 
 
-def _running(
-    console: Console, view: SweepView, found: RenderableType, delivery: DeliveryEstimate
-) -> RenderableType:
+def _running(console: Console, view: SweepView, found: RenderableType) -> RenderableType:
     """Return the status of a running sweep, with as many trials as fit on the terminal."""
     last = [f"ran {format_duration(view.ledger.seconds)}"]
-    if (left := seconds_left(view, delivery)) is not None:
+    if (left := seconds_left(view)) is not None:
         last.append(f"about {format_duration(left)} left")
     summary = Group(found, Text(" · ".join(last)), Text())
     # Rich keeps the last line free.
     height = console.size.height - len(console.render_lines(summary, console.options)) - 1
-    return Group(summary, *_trials_that_fit(console, view, height))
+    return Group(summary, _trials_that_fit(view, height))
 
 
-def _trials_that_fit(console: Console, view: SweepView, height: int) -> list[RenderableType]:
+def _trials_that_fit(view: SweepView, height: int) -> RenderableType:
     """Return the table of a sweep's trials with at most so many lines."""
     if not view.records:
-        return []
+        return Group()
     spec = view.spec
     rows = [row_of(record, spec, view.trial_state(record)) for record in view.records]
     for record, row in zip(view.records, rows, strict=True):
         row.changed = record.finish_order
     durations = {row.number: row.seconds for row in rows}
-    width = console.size.width
-    return trial_table(rows, spec, durations, width=width, height=height, live=False)
+    return trial_table(rows, spec, durations, height=height, live=False)
 
 
-_GAP = 2
 _NUMBER_WIDTH = 9
 """The usual width of a number; narrower columns would jump when values change."""
 _MIN_ROWS = 2
-
-
-class _Column(NamedTuple):
-    title: str
-    cells: list[str]
-    is_optional: bool = False
-    """Whether it is left out, and named below the table, if it does not fit."""
-
-    @property
-    def width(self) -> int:
-        least = _NUMBER_WIDTH if self.is_optional else 0
-        return _GAP + max(least, cell_len(self.title), *map(cell_len, self.cells), 0)
 
 
 def trial_table(
@@ -536,35 +510,46 @@ def trial_table(
     spec: SweepSpec,
     durations: Mapping[int, float | None],
     *,
-    width: int,
     height: int,
     live: bool,
-) -> list[RenderableType]:
+) -> RenderableType:
     """Return the table of the trials and columns that fit, and a line about the others.
 
     The two have at most `height` lines. If `live`, rows have the last values, beside the best.
     """
     best = best_of(rows, spec)
     shown = _fitting(in_order(rows, best), best, height)
-    columns, hidden = _columns(shown, spec, durations, live=live, width=width)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        left = column.title in ("trial", "state")
-        table.add_column(
-            column.title,
-            justify="left" if left else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    for index, row in enumerate(shown):
-        cells = [Text(column.cells[index]) for column in columns]
-        cells[1].stylize(_STATE_STYLES.get(row.state, ""))
-        table.add_row(*cells, style="bold" if row is best else "")
-    more = len(rows) - len(shown)
-    said = [f"+ {more} more trial{'s' * (more > 1)}"] if more else []
-    said += [f"no room for {', '.join(hidden)}"] if hidden else []
-    last = Text("; ".join(said), style="dim", no_wrap=True, overflow="ellipsis")
-    return [table, last] if said else [table]
+    values = {name: name for name in spec.metrics} | ({"best": best_name(spec)} if live else {})
+    # Where the learning rate is searched, the applied one says little.
+    rates = ["lr"] * ("train.optimizer.lr" not in spec.space) + ["grad_norm"] if live else []
+    first = ["trial", "state", spec.budget.report_word]
+    params = titles(list(spec.space), [*first, *values, *rates, "time"])
+    optional, more = [*params, *spec.metrics[1:], *rates], len(rows) - len(shown)
+    columns = [*first, *values, *params, *rates, "time"]
+    table = TextTable(
+        columns,
+        right={*columns} - {"trial", "state"},
+        optional=optional,
+        note=f"+ {more} more trial{'s' * (more > 1)}" if more else "",
+    )
+    for row in shown:
+        cells = [
+            str(row.number),
+            row.state,
+            f"{row.epoch}/{spec.budget.reports}",
+            *(format_number(row.metrics.get(name)) for name in values.values()),
+            *(format_parameter(row.params, key) for key in spec.space),
+            *(format_number(row.metrics.get(f"train/{name}")) for name in rates),
+            format_duration(durations[row.number]),
+        ]
+        style = "bold" if row is best else ""
+        padded = [
+            Text(cell.rjust(_NUMBER_WIDTH) if name in optional else cell, style)
+            for name, cell in zip(columns, cells, strict=True)
+        ]
+        padded[1].style = f"{style} {_STATE_STYLES.get(row.state, '')}".strip()
+        table.rows.append(padded)
+    return table
 
 
 def _fitting(rows: list[TrialRow], best: TrialRow | None, height: int) -> list[TrialRow]:
@@ -575,46 +560,3 @@ def _fitting(rows: list[TrialRow], best: TrialRow | None, height: int) -> list[T
     if best is None or best in rows[:room]:
         return rows[:room]
     return [*rows[: room - 1], best]
-
-
-def _columns(
-    rows: Sequence[TrialRow],
-    spec: SweepSpec,
-    durations: Mapping[int, float | None],
-    *,
-    live: bool,
-    width: int,
-) -> tuple[list[_Column], list[str]]:
-    """Return the columns that fit, and the titles of those that do not."""
-
-    def numbers(title: str, name: str, is_optional: bool = False) -> _Column:
-        return _Column(title, [format_number(row.metrics.get(name)) for row in rows], is_optional)
-
-    first = [
-        _Column("trial", [str(row.number) for row in rows]),
-        _Column("state", [row.state for row in rows]),
-        _Column(spec.budget.report_word, [f"{row.epoch}/{spec.budget.reports}" for row in rows]),
-    ]
-    metrics = [numbers(metric, metric, index > 0) for index, metric in enumerate(spec.metrics)]
-    best = [numbers("best", best_name(spec))] if live else []
-    rates = [] if not live else ["train/grad_norm"]
-    if live and "train.optimizer.lr" not in spec.space:  # else the applied rate says little
-        rates.insert(0, "train/lr")
-    last = [numbers(name.removeprefix("train/"), name, True) for name in rates]
-    time = [_Column("time", [format_duration(durations[row.number]) for row in rows])]
-    beside = [column.title for column in (*first, *metrics, *best, *last, *time)]
-    params = [
-        _Column(title, [format_parameter(row.params, key) for row in rows], True)
-        for key, title in zip(spec.space, titles(list(spec.space), beside), strict=True)
-    ]
-    # In the order in which they get their place.
-    wanted = [*first, *metrics[:1], *best, *time, *params, *metrics[1:], *last]
-    kept, hidden, used = [], [], -_GAP
-    for column in wanted:
-        if not column.is_optional or used + column.width <= width:
-            kept.append(id(column))
-            used += column.width
-        else:
-            hidden.append(column.title)
-    columns = [*first, *metrics, *best, *params, *last, *time]
-    return [column for column in columns if id(column) in kept], hidden

@@ -41,7 +41,7 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_of
 from sweeps.view.observer import ShutdownNotices, TrialProgress, TrialStart
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.sweep_progress import DeliveryEstimate, SweepProgress, best_with_value
+from sweeps.view.sweep_progress import SweepProgress, best_with_value
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
 from trainable.store.regular_files import IrregularFile
@@ -81,9 +81,7 @@ class RunConsole:
         messages.task_facts(err, prepared.facts)
         if (plan := prepared.new_plan) is not None:
             messages.plan(err, prepared.spec, plan)
-        return view_on(
-            self._console, prepared.spec, before, total=num_trials, delivery=prepared.delivery
-        )
+        return view_on(self._console, prepared.spec, before, total=num_trials)
 
     def cluster_unanswered(self, file: TextIO, message: str) -> None:
         """Print the last line of this process."""
@@ -168,10 +166,9 @@ def view_on(
     before: Sequence[TrialSummary] = (),
     *,
     total: int | None = None,
-    delivery: DeliveryEstimate | None = None,
 ) -> ProgressTable | PlainLines:
     """Return a live table if the console can redraw it in place, else plain lines."""
-    progress = SweepProgress(spec, before, total=total, delivery=delivery)
+    progress = SweepProgress(spec, before, total=total)
     return ProgressTable(console, progress) if redraws(console) else PlainLines(console, progress)
 
 
@@ -244,11 +241,10 @@ class ProgressTable(_Display):
             rows,
             self._spec,
             self._progress.durations(),
-            width=size.width,
             height=size.height - taken,
             live=True,
         )
-        return Group(*table, summary)
+        return Group(table, summary)
 
     def _summary(self) -> str:
         progress = self._progress

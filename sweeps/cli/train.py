@@ -1,7 +1,7 @@
 """`sweep train`: one training run in this process, without Ray, for use with a debugger.
 
 Of a sweep file, it uses the `train` section unchanged and does not sample the search space. With
-TRIAL, it trains a trial of a sweep again, as the trial was, and compares the two curves.
+TRIAL, it trains a trial of a sweep again; `sweep audit --reproduce` compares the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from sweeps.cli import messages
 from sweeps.engine.provenance import provenance
 from sweeps.engine.system_limits import LimitTooSmall, shortages
-from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
+from sweeps.engine.task_check import TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.path_checks import make_private
@@ -40,25 +40,15 @@ from sweeps.spec.error_messages import key_path
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import num_threads
-from sweeps.trust.reproduction import (
-    check_single,
-    first_difference,
-    last_config,
-    lost_stage,
-    machine_differences,
-    stages,
-)
+from sweeps.trust.reproduction import check_single, last_config
 from sweeps.view.sweep_view import SweepView
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingCaution
 from trainable.processes.local_ranks import local_ranks
-from trainable.store.metrics_file import read_rows
 from trainable.store.regular_files import replace_regular
 
 if TYPE_CHECKING:
-    from sweeps.ledger.trials import TrialSummary
-    from sweeps.view.sweep_view import SweepView
     from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
 
@@ -73,13 +63,7 @@ _SHOWN_CHANGES = 3
 
 @dataclass(frozen=True)
 class SingleRun:
-    """What `sweep train` trains.
-
-    Attributes:
-        threads: CPU threads; None: as many as torch chooses.
-        searched: The keys that a search has suggested; a custom loop must read them.
-        until: The report after which it ends; None: the last one of the budget.
-    """
+    """What `sweep train` trains, until a report; None: the last one of the budget."""
 
     config: TrialConfig
     threads: int | None = None
@@ -97,7 +81,7 @@ class OtherRun(ValueError):
 
 
 def check_task(spec: SweepSpec, err: Console, directory: Path | None = None) -> None:
-    """Check the task in a child process, as a sweep does, and print warnings.
+    """Check the task in a child process, as a sweep does, and print facts and warnings.
 
     An exception of the task's own code is ignored: it is raised again in this process, where a
     debugger can catch it.
@@ -114,8 +98,7 @@ def check_task(spec: SweepSpec, err: Console, directory: Path | None = None) -> 
             if not refused.raised:
                 raise
             return
-    for caution in [*facts.cautions, *facts.checked]:
-        messages.paragraph(err, caution, style="yellow")
+    messages.task_facts(err, facts)
 
 
 def _import_torch() -> None:
@@ -138,20 +121,13 @@ def train_once(
     figures: Path | None = None,
     run: SingleRun | None = None,
 ) -> dict[str, float]:
-    """Train until the budget is used, or resume an earlier run; return the last report's metrics.
-
-    Args:
-        directory: Receives the checkpoints; None: a temporary directory.
-        figures: Receives figures of the run; None: draw none.
-        run: What is trained instead of the spec's own values.
-
-    Raises:
-        OtherRun: `directory` holds a run with another configuration, or foreign files.
-    """
+    """Train until the budget is used, or resume; return the last report's metrics."""
     command = shlex.join((program_name(), *sys.argv[1:]))
     check_names(spec)
     run = run or SingleRun(spec.trial_config(0, {}))
+    config = run.config
     from trainable.build import open_trainer
+    from trainable.loop import Trainer
 
     kept, signals = directory, list[int]()
     with ExitStack() as stack:
@@ -160,7 +136,7 @@ def train_once(
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
-        config = _resumed_config(directory, run.config)
+        _check_same_run(directory, run.config)
         place, drawn = directory, figures
         if kept is not None:
             place = stack.enter_context(make_private(kept, "--dir"))
@@ -190,14 +166,13 @@ def train_once(
         stack.enter_context(_saving_at_a_signal(signals, err))
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", soft_wrap=True)
-        facts = _facts(config, trainer)
-        messages.task_facts(err, facts)
+        plan = trainer.report_plan if isinstance(trainer, Trainer) else None
         if trainer.store.saved_epoch() >= run.reports:
             messages.sentence(
                 err, f"{directory}: this run is complete; nothing to train", style=""
             )
         elif trainer.resumed_at:
-            total = facts.total_steps or run.reports  # a custom loop counts reports
+            total = plan.total_steps if plan else run.reports  # a custom loop counts reports
             message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
             messages.sentence(err, message, style="")
         replace_regular(place / TRIAL_CONFIG, trial_yaml(config).encode())
@@ -208,7 +183,7 @@ def train_once(
         for report in trainer.events():
             metrics, progress.epoch = report.metrics, report.epoch
             yielded = [key for key in metrics if not _OURS.fullmatch(key)]
-            keys = dict.fromkeys((*spec.metrics, *(yielded if facts.own_loop else _SHOWN)))
+            keys = dict.fromkeys((*spec.metrics, *(_SHOWN if plan else yielded)))
             shown = ", ".join(
                 f"{key} {format_number(metrics[key])}" for key in keys if key in metrics
             )
@@ -319,14 +294,11 @@ class _RunProgress(Progress):
         return progress.reports + min(progress.since_report / plan.windows_per_report, 1.0)
 
 
-def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:
-    """Return the configuration with the training rules of the run in a directory.
-
-    A run of an early release has stored no configuration.
-    """
+def _check_same_run(directory: Path, config: TrialConfig) -> None:
+    """Check that a directory holds no run with another configuration."""
     file = directory / TRIAL_CONFIG
     if not file.exists():
-        return config
+        return
     try:
         before = read_config(file)
     except ValueError:
@@ -335,7 +307,7 @@ def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:
             "name; choose another directory with --dir"
         ) from None
     if not CheckpointStore(directory).generations():
-        return config
+        return
     differing = [
         f"{key}: {was} -> {wanted}"
         for key, (was, wanted) in changes(before, config).items()
@@ -349,7 +321,6 @@ def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:
             "resumes only with the configuration it began with; choose another directory with "
             "--dir"
         )
-    return config
 
 
 @contextmanager
@@ -363,23 +334,6 @@ def _locating_config_errors() -> Iterator[None]:
         raise UserError([Issue(key_path(error.key), error.message)]) from error
 
 
-def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
-    """Return the facts that are printed before a sweep, without the warnings."""
-    from trainable.check.examine import measure
-    from trainable.check.rehearsal import is_unusual
-    from trainable.loop import Trainer
-    from trainable.optim import builds_own
-
-    if not isinstance(trainer, Trainer):
-        return TaskFacts(own_loop=True)
-    sizes = measure(config, trainer.groups, trainer.plans, trainer.report_plan, trainer.precision)
-    if builds_own(trainer.task) or is_unusual(
-        config.train.optimizer
-    ):  # not one whose state is known by name
-        sizes["optimizer_bytes"] = None
-    return TaskFacts(**sizes)
-
-
 def train_again(
     view: SweepView,
     number: int,
@@ -388,16 +342,7 @@ def train_again(
     err: Console,
     figures: Path | None = None,
 ) -> None:
-    """Train a trial again from its beginning to where it ended, and say whether it is the same.
-
-    The sweep is only read. `directory` and `figures` are those of `train_once`.
-
-    Raises:
-        UnknownTrial: There is no such trial.
-        UserError: No single run trains it.
-        OtherRun: `directory` holds another run.
-        TrainingError: The training fails.
-    """
+    """Train a trial again, from its beginning to where it ended; the sweep is only read."""
     record = view.record(number)
     check_single(view, record)
     start = enter_code_directory(view, partial(messages.sentence, err))
@@ -408,50 +353,6 @@ def train_again(
         searched=tuple(record.params),
         until=record.epoch or None if record.state == "pruned" else None,
     )
-    for caution in _cautions(view, record):
-        messages.sentence(err, caution, style="yellow")
     # As in a worker: numerical libraries read it when they are imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(run.threads))
-    with ExitStack() as stack:
-        if directory is None:
-            made = tempfile.TemporaryDirectory(prefix="sweep-train-")
-            directory = Path(stack.enter_context(made))
-        train_once(view.spec, directory, console, err, figures, run)
-        _compare(view, record, directory, console)
-
-
-def _cautions(view: SweepView, record: TrialSummary) -> Iterator[str]:
-    """Yield why the training may not have the same bits, in sentences."""
-    found = stages(view, record)
-    if lost := lost_stage(record, found):
-        yield lost
-    elif len(found) > 1:
-        steps = ", ".join(str(one.until) for one in found[:-1])
-        exact = view.paths.command("audit", str(record.number), "--reproduce")
-        yield (
-            f"trial {record.number} had other configurations until step {steps}; this run has the "
-            f"last one from its beginning; train it as it was with: {exact}"
-        )
-    for difference in machine_differences(view.ledger.attempts, provenance()):
-        yield f"{difference}; the same bits are promised for the same machine and versions alone"
-
-
-def _compare(view: SweepView, record: TrialSummary, directory: Path, console: Console) -> None:
-    trial, again = read_rows(view.paths.trial(record.number)), read_rows(directory)
-    if not trial:
-        messages.sentence(console, f"trial {record.number} has no curve to compare with", style="")
-        return
-    found = first_difference(trial, again)
-    if found is None:
-        steps = min(trial[-1].step, again[-1].step if again else 0)
-        message = f"the same as trial {record.number}, bit for bit, in all {steps} steps"
-        messages.sentence(console, message, style="green")
-        return
-    was, now = ("missing" if one is None else repr(one) for one in (found.first, found.second))
-    messages.sentence(
-        console,
-        f"differs from trial {record.number} from step {found.step} on: {found.metric} was {was} "
-        f"and is {now}; the code, the data, a version or the machine is another one, or the sweep "
-        "was resumed with another configuration while the trial ran",
-        style="yellow",
-    )
+    train_once(view.spec, directory, console, err, figures, run)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sweeps import Sweep
 from sweeps.cli.app import app
 from sweeps.report.report import audit_section
-from sweeps.trust.audit.read import audit_data, audit_sweep, read_clipping, read_num_validation
+from sweeps.trust.audit.read import audit_data, audit_sweep, read_num_validation
 from sweeps.trust.audit.registry import CARDS
 from sweeps.trust.confirm import find_confirmation
 from tests.unit.sweeps.confirming_sweep import request, run
@@ -151,19 +151,3 @@ def test_validation_size_is_read_from_a_trial(
 ) -> None:
     (tmp_path / BUILT).write_text(json.dumps(built))
     assert read_num_validation(tmp_path) == size
-
-
-def test_clipping_of_a_long_run_is_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = MadeSweep(tmp_path)
-    number = sweep.add("complete", 0.5)
-    rows = [
-        Row(s, 0, {"train/grad_norm": 2.0, "train/clip_fraction": 0.25}) for s in range(1, 3000)
-    ]
-    sweep.log(number, *rows)
-    whole = read_clipping(sweep.paths.trial(number), 1.0, 3000)
-    monkeypatch.setattr("sweeps.trust.audit.read._WHOLE", 1000)
-    monkeypatch.setattr("sweeps.trust.audit.read._PART", 500)
-    assert read_clipping(sweep.paths.trial(number), 1.0, 3000) == whole
-    assert read_clipping(tmp_path, 1.0, 3000) is None

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sweeps.cli import console
 from sweeps.cli.app import app
-from sweeps.cli.plain_console import PlainConsole
 from sweeps.engine import fork_server
 from sweeps.engine.task_check import TaskInspector
 from sweeps.spec.spec import parse_spec
@@ -143,30 +141,6 @@ def test_priors_are_named_with_their_source(check: Callable[..., Result]) -> Non
     assert "  priors    train.optimizer.lr 0.1 (default of sgd, width 0.25)" in text
     assert "train.optimizer.momentum 0.5 (width 0.02)" in " ".join(text.split())
     assert "priors" not in check().stdout
-
-
-def test_check_says_in_one_line_what_auto_takes(check: Callable[..., Result]) -> None:
-    done = check("search=auto", "early_stopping=auto", options=("--json",))
-    assert done.exit_code == 0
-    (line,) = [one for one in done.stderr.splitlines() if "auto" in one]
-    assert "sampler random" in line
-    assert "scheduler asha_promote" in line
-    found = json.loads(done.stdout)
-    assert found["plan"]["rungs"] == [1, 3]
-    taken = {one["key"]: one["taken"] for one in found["auto"]}
-    assert taken == {"search.sampler": "random", "early_stopping.scheduler": "asha_promote"}
-    assert all(one["why"] in line for one in found["auto"])
-    assert json.loads(check(options=("--json",)).stdout)["auto"] == []
-
-
-def test_text_fits_80_columns(
-    check: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "out", PlainConsole(width=80))
-    lines = check("mode=max").stdout.splitlines()
-    assert lines[0].startswith("imports ")
-    assert max(map(len, lines)) <= 80
-    assert all(line == line.rstrip() for line in lines if line.startswith(" "))
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sweeps.cli.app import app
 from tests.unit.sweeps.sweep_factory import MadeSweep
-
-SWEEP = Path(sys.executable).with_name("sweep")
-PRESS_TAB = """
-source "$1"
-shift
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-_sweep_completion sweep
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-SEARCH = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.fixture(scope="module")
@@ -39,61 +29,37 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
-def here(sweeps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(sweeps)
-    return sweeps
+def _asked(line: str) -> dict[str, str]:
+    """What the script that Typer writes for Bash asks with, at the end of a command line."""
+    words = line.split(" ")
+    return {
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_SWEEP_COMPLETE": "complete_bash",
+    }
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a shell reads at its start."""
-    path = tmp_path_factory.mktemp("script") / "completion.bash"
-    # Typer writes for the shell that started it, here one that waits for its end.
-    command = '"$0" --show-completion bash; exit $?'
-    shown = subprocess.run(["bash", "-c", command, SWEEP], capture_output=True, check=True)
-    path.write_bytes(shown.stdout)
-    return path
-
-
-def _tab(script: Path, *words: str) -> list[str]:
-    """What Bash offers at the end of a command line whose last word is not complete."""
-    done = subprocess.run(
-        ["bash", "-c", PRESS_TAB, "bash", script, "sweep", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": SEARCH},
-        check=True,
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("line", "offered"),
     [
-        (["sho"], ["show"]),
-        (["show", ""], ["digits", "wide"]),
-        (["audit", "d"], ["digits"]),
-        (["status", "--root", "other", ""], ["deep"]),
-        (["status", "--root", "/nowhere", ""], []),
-        (["compare", "digits", ""], ["wide"]),
-        (["show", "digits", "1"], ["1", "10", "11"]),
-        (["show", "wide", "0", "--diff", ""], ["0"]),
-        (["stop", "wide", "--trial", ""], ["0"]),
-        (["best", "--root", "other", "deep", ""], ["0", "1"]),
-        (["show", "../other/deep", ""], []),
-        (["show", "missing", ""], []),
+        ("sweep sho", ["show"]),
+        ("sweep show ", ["digits", "wide"]),
+        ("sweep status --root other ", ["deep"]),
+        ("sweep compare digits ", ["wide"]),
+        ("sweep stop wide --trial ", ["0"]),
+        ("sweep show ../other/deep ", []),
+        ("sweep show missing ", []),
     ],
-    ids=" ".join,
 )
-def test_tab_offers(script: Path, words: list[str], offered: list[str]) -> None:
-    assert _tab(script, *words) == offered
+def test_tab_offers(
+    sweeps: Path, monkeypatch: pytest.MonkeyPatch, line: str, offered: list[str]
+) -> None:
+    monkeypatch.chdir(sweeps)
+    done = CliRunner().invoke(app, [], prog_name="sweep", env=_asked(line))
+    assert (done.stdout.split(), done.stderr) == (offered, "")
 
 
-@pytest.mark.usefixtures("here")
-def test_completion_imports_nothing_slow() -> None:
+def test_completion_imports_nothing_slow(sweeps: Path) -> None:
     code = (
         "import sys\n"
         "from sweeps.cli.app import app\n"
@@ -106,12 +72,12 @@ def test_completion_imports_nothing_slow() -> None:
         "heavy &= {*sys.modules}\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
-    variables = {"COMP_WORDS": "sweep show digits 1", "COMP_CWORD": "3"}
     done = subprocess.run(
         [sys.executable, "-c", code],
+        cwd=sweeps,
         capture_output=True,
         text=True,
-        env={**os.environ, **variables, "_SWEEP_COMPLETE": "complete_bash"},
+        env={**os.environ, **_asked("sweep show digits 1")},
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -51,15 +51,6 @@ def test_healthy_machine_passes_and_leaves_no_files(tmp_path: Path) -> None:
     assert all(finding.remedy for finding in findings if finding.level != "ok")
 
 
-def test_a_finding_for_json() -> None:
-    assert Finding("ok", "a", "b").as_dict() == {
-        "level": "ok",
-        "what": "a",
-        "detail": "b",
-        "remedy": "",
-    }
-
-
 def test_a_root_that_is_a_file(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     root.write_text("")
@@ -69,20 +60,6 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
         f"{root}: cannot write files there (Not a directory)",
         "choose another directory with --root, or correct its permissions",
     )
-
-
-def test_full_disk_is_named_and_the_probe_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        found = _named(examine(tmp_path), "storage")
-    assert found.level == "fail"
-    assert found.detail == f"{tmp_path}: cannot write files there (No space left on device)"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -107,22 +84,10 @@ def test_reported_machine_is_the_probed_one(
     assert _named(findings, "GPU 0").detail == "H200, 139 GiB, driver 570.1"
 
 
-def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package-here",))
-    assert _named(examine(tmp_path), "no-such-package-here").level == "fail"
-
-
 def _recording_at(root: Path, **addresses: str) -> list[Finding]:
     for name, uri in addresses.items():
         MadeSweep(root, name, more=f"tracking: {{uri: '{uri}'}}")
     return [finding for finding in examine(root) if finding.what == "tracking"]
-
-
-def test_reachable_tracking_server(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
-        (found,) = _recording_at(tmp_path, one=uri, two=uri)
-    assert (found.level, found.detail) == ("ok", f"{uri} accepts connections")
 
 
 def test_unreachable_tracking_server(tmp_path: Path) -> None:
@@ -194,9 +159,7 @@ def test_interrupted_cleanup_is_named_and_left_to_resume(tmp_path: Path) -> None
     ("fstype", "options", "level"),
     [
         ("nfs4", "rw,relatime,vers=4.2,local_lock=none", "ok"),
-        ("nfs", "rw,vers=3,local_lock=none", "ok"),
         ("nfs", "rw,vers=3,nolock,local_lock=all", "warn"),
-        ("nfs", "rw,vers=3,local_lock=flock", "warn"),
         ("ext4", "rw", "ok"),
     ],
 )

@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 from sweeps.cli.app import app
 from sweeps.cli.plain_console import PlainConsole
 from sweeps.cli.render import _running, watch
-from sweeps.ledger.ledger import Suggestion
-from sweeps.view.sweep_progress import DeliveryEstimate
 from sweeps.view.sweep_view import SweepView
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -72,27 +70,9 @@ def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
         shown(command)
 
 
-def test_show_says_what_was_drawn_around_priors(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path)
-    sweep.add("complete", 0.5)
-    known = sweep.ledger.trial(0).params
-    space = {key: one.to_optuna() for key, one in sweep.spec.space.items()}
-    sweep.ledger.add(Suggestion(known, space, priors="a digest"))
-
-    def shown(number: str) -> str:
-        line = ["show", "small", number, "--root", str(tmp_path)]
-        return CliRunner().invoke(app, line).stdout
-
-    assert "around the priors" not in shown("0")
-    assert "around the priors" in shown("1")
-
-
 TOLD = [
     (["status", "a b"], "resume"),
-    (["best", "a b"], "trials"),
     (["best", "both", "--export", "there"], "best"),
-    (["best", "both", "3"], "show"),
-    (["stop", "a b"], "resume"),
     (["stop", "both", "--trial", "0"], "trials"),
     (["run", "both.yaml", "--name", "a b"], "status"),
 ]
@@ -114,28 +94,6 @@ def test_printed_command_names_sweep_and_root(
     said = CliRunner().invoke(app, [*line, "--root", str(root)]).output
     (words,) = (one for one in said.splitlines() if f"{told} {shlex.quote(name)}" in one)
     assert f" --root {shlex.quote(str(root))}" in words
-
-
-SAME = (
-    "{train.optimizer.name: {choice: [sgd]}, train.schedule.name: {choice: [cosine]}, "
-    "task.epoch: {int: [1, 9]}, task.state: {choice: [x, y]}}"
-)
-
-
-def test_column_titles_are_unique(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path, space=SAME)
-    for number in range(6):
-        sweep.add("complete", 0.5 + number)
-    both = MadeSweep(
-        tmp_path, "both", space=SAME, metric="[val/loss, val/accuracy]", mode="[min, max]"
-    )
-    both.add("complete", (0.5, 0.9))
-    both.add("complete", (0.4, 0.8))
-    for line in (["trials", "small"], ["compare", "small"], ["best", "both"]):
-        said = CliRunner().invoke(app, [*line, "--root", str(tmp_path)]).output
-        (head,) = (one.split() for one in said.splitlines() if one.startswith("trial "))
-        assert len(set(head)) == len(head), head
-        assert "task.epoch" in head
 
 
 def test_table_in_a_pipe_is_as_wide_as_its_content(tmp_path: Path) -> None:
@@ -185,7 +143,7 @@ def test_watch_fits_a_small_terminal(tmp_path: Path) -> None:
     terminal = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     console = PlainConsole(file=said, _environ=terminal, color_system=None)
     shown = console.render_lines(
-        _running(console, views[0], Text("small"), DeliveryEstimate(lambda: (0, 0))),
+        _running(console, views[0], Text("small")),
         console.options,
     )
     lines = ["".join(part.text for part in line).rstrip() for line in shown]

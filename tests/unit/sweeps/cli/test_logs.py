@@ -41,20 +41,11 @@ def test_log_is_printed_without_control_of_the_terminal(sweep: MadeSweep) -> Non
     assert done.stdout == "plain \ufffd\n\\x1b[2Jred\nback\\x07\n\ufffd end\n"
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_trial_without_output_is_named(sweep: MadeSweep, *, exists: bool) -> None:
-    if exists:
-        _log(sweep).touch()
+def test_trial_without_output_is_named(sweep: MadeSweep) -> None:
     done = _logs(sweep, "0")
     assert (done.exit_code, done.stdout) == (0, "")
     assert "trial 0 has printed nothing; see: " in done.stderr
     assert " show small 0 " in done.stderr
-
-
-def test_unknown_trial_is_refused(sweep: MadeSweep) -> None:
-    done = _logs(sweep, "7")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "has no trial 7; its trials are 0 to 0" in done.stderr
 
 
 def test_log_that_is_no_file_does_not_block(sweep: MadeSweep) -> None:
@@ -99,13 +90,6 @@ def test_follow_prints_new_lines_until_the_trial_ends(
         lock.release()
     assert result.exit_code == 0
     assert result.stdout == "one\né\ntwo\nthe end\n"
-
-
-def test_follow_of_a_sweep_that_no_driver_runs_ends(sweep: MadeSweep) -> None:
-    number = sweep.add(None)
-    sweep.paths.trial(number).mkdir(parents=True)
-    _log(sweep, number).write_text("one\n")
-    assert _logs(sweep, str(number), "-f").stdout == "one\n"
 
 
 def test_output_of_further_ranks_follows_that_of_the_first(sweep: MadeSweep) -> None:

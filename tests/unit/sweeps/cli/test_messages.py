@@ -15,27 +15,9 @@ from sweeps.errors import NO_SUCCESS
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.reconcile.failure_policy import Failure, RepeatedFailure
-from sweeps.run.check import not_checked
-from sweeps.spec.spec import parse_spec
 from sweeps.trust.findings import Finding, Findings
 from sweeps.view.outcome import SweepFailure, SweepOutcome, find_failure
 from trainable.errors import ConfigError
-
-SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
-
-
-@pytest.mark.parametrize(
-    ("more", "keys"),
-    [
-        ("", []),
-        (
-            "search: {warm_start: [earlier]}\ntracking: {uri: 'http://127.0.0.1:5000'}\n",
-            ["search.warm_start", "tracking.uri"],
-        ),
-    ],
-)
-def test_check_names_what_only_a_run_checks(more: str, keys: list[str]) -> None:
-    assert not_checked(parse_spec(SPEC + more, "s.yaml")) == keys
 
 
 def test_sweep_at_its_limit_suggests_no_more_trials(tmp_path: Path) -> None:
@@ -93,15 +75,6 @@ def test_failed_sweep_offers_what_may_help(
     assert last in _said(outcome, tmp_path).splitlines()[-1]
 
 
-def test_finished_sweep_offers_to_run_failed_trials_again(tmp_path: Path) -> None:
-    for num_retryable in (0, 2):
-        out = io.StringIO()
-        console = Console(file=out, width=500)
-        outcome = SweepOutcome(exit_code=0, num_trials=4, num_retryable=num_retryable)
-        messages.outcome(console, console, outcome, SweepPaths(tmp_path, "small"))
-        assert ("resume small --retry" in out.getvalue()) is bool(num_retryable)
-
-
 def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
     best = TrialSummary(number=3, state="complete", params={}, value=0.5)
     outcome = SweepOutcome(
@@ -123,9 +96,9 @@ def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
         assert re.search(command, lines[-1]), lines[-1]
 
 
-@pytest.mark.parametrize("code", [NO_SUCCESS, 130])
 @pytest.mark.parametrize(
-    ("kind", "change"), [("storage", "free space"), ("hang", "failures.step_timeout")]
+    ("code", "kind", "change"),
+    [(NO_SUCCESS, "storage", "free space"), (130, "hang", "failures.step_timeout")],
 )
 def test_aborted_sweep_says_what_to_change(
     tmp_path: Path, code: int, kind: str, change: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -19,13 +20,14 @@ from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.spec.spec import trial_yaml
+from sweeps.trust.reproduction import Difference, first_difference
 from sweeps.view.sweep_view import SweepView
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUMED
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.store.metrics_file import FILE_NAME
-from trainable.store.notes import add_earlier, read_earlier
+from trainable.store.metrics_file import FILE_NAME, Row, read_rows
+from trainable.store.notes import add_earlier
 
 
 def _reproduce(*words: str) -> Result:
@@ -82,8 +84,7 @@ def test_best_trial_is_the_default(paths: SweepPaths) -> None:
     assert_parts(done.stdout, f"trial {best} is reproduced, bit for bit", "curve: the same in 9")
 
 
-@pytest.mark.parametrize("start", ["first", "1"])
-def test_new_run_starts_at_a_checkpoint(start: str, paths: SweepPaths) -> None:
+def test_new_run_starts_at_a_checkpoint(paths: SweepPaths) -> None:
     with open_trainer(
         read_config(paths.trial(PRUNED) / TRIAL_CONFIG),
         paths.trial(PRUNED),
@@ -93,7 +94,7 @@ def test_new_run_starts_at_a_checkpoint(start: str, paths: SweepPaths) -> None:
     ) as trainer:
         assert [report.epoch for report in trainer.events()] == [2]
     before = _content(paths)
-    found = _found(str(PRUNED), "--from", start)
+    found = _found(str(PRUNED), "--from", "1")
     assert _content(paths) == before
     assert found["started_from"] == 3
     assert found["num_rows"] == 3
@@ -154,18 +155,6 @@ def test_each_configuration_is_honored(key: str, paths: SweepPaths) -> None:
     assert not _found(str(COMPLETE))["is_equal"]
 
 
-def test_dropped_steps_drop_their_configuration(paths: SweepPaths) -> None:
-    directory = paths.trial(COMPLETE)
-    config = read_config(directory / TRIAL_CONFIG)
-    for until in (4, 8, 2):
-        add_earlier(directory, until, config)
-    assert [one.until for one in read_earlier(directory)] == [2]
-    add_earlier(directory, 6, config)
-    assert [one.until for one in read_earlier(directory)] == [2, 6]
-    add_earlier(directory, 0, config)
-    assert read_earlier(directory) == []
-
-
 def test_changed_code_and_versions_are_said(paths: SweepPaths) -> None:
     ledger = Ledger.open(paths.ledger)
     ledger.add_attempt({"gradsweep.version.torch": "1.0"})
@@ -183,12 +172,11 @@ def test_lost_checkpoints_are_not_taken_for_equal(paths: SweepPaths) -> None:
     assert_parts(found["not_compared"][0], "no checkpoint")
 
 
-@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
-def test_damaged_checkpoint_is_not_taken_for_equal(file: str, paths: SweepPaths) -> None:
+def test_damaged_checkpoint_is_not_taken_for_equal(paths: SweepPaths) -> None:
     newest = CheckpointStore(paths.trial(PRUNED)).generations()[-1]
-    content = bytearray((newest.path / file).read_bytes())
+    content = bytearray((newest.path / "state.pt").read_bytes())
     content[len(content) // 2] ^= 1
-    (newest.path / file).write_bytes(content)
+    (newest.path / "state.pt").write_bytes(content)
     found = _found(str(PRUNED))
     assert found["curve"] is None
     assert not found["is_equal"]
@@ -251,9 +239,7 @@ def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
         (["--from", "7"], "has no such checkpoint"),
         (["--from", "newest"], "must be first, latest, best or the epoch"),
         (["--from", "latest"], "nothing is left to train"),
-        (["--from", "best"], "nothing is left to train"),
         (["--dir", "runs/made/again"], "lies in the directory of the sweep"),
-        (["--dir", "."], "is not empty"),
         (["--ignore", "train/los"], "has no such metric"),
     ],
 )
@@ -283,3 +269,33 @@ def test_run_starts_at_no_checkpoint_of_another_user(paths: SweepPaths, tmp_path
     assert done.exit_code == 2
     assert_parts(done.stderr, "state.pt belongs to user 12345", "chown")
     assert not (tmp_path / "new").exists()
+
+
+def test_trial_is_trained_again_in_this_process(paths: SweepPaths) -> None:
+    before = _content(paths)
+    words = ["train", "made", str(RESUMED), "--dir", "again"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    again = read_rows(Path("again"))
+    assert [row.step for row in again] == [*range(1, 10)]
+    assert first_difference(read_rows(paths.trial(RESUMED)), again) is None
+    assert _content(paths) == before
+    (paths.trial(RESUMED) / TRIAL_CONFIG).write_text("train: 3\n")
+    for other, said in ((["-s", "trials=2"], "exclude each other"), ([], "cannot be read")):
+        done = CliRunner().invoke(app, [*words, *other])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert said in done.stderr
+
+
+def test_curves_are_compared_bit_for_bit() -> None:
+    nan, measured = float("nan"), "memory/process_mb"
+    trial = [Row(1, 5, {"a": 1.0}), Row(2, 6, {"a": 0.1, measured: 1.0})]
+    same = [Row(1, 0, {"a": 1.0}), Row(2, 0, {"a": 0.1, measured: 2.0})]
+    assert first_difference(trial, same) is None
+    assert first_difference(trial, trial[:1]) is None
+    value = math.nextafter(0.1, 1.0)
+    other = [trial[0], Row(2, 6, {"a": value})]
+    assert first_difference(trial, other) == Difference(2, "a", 0.1, value)
+    assert first_difference(trial, [Row(1, 5, {}), trial[1]]) == Difference(1, "a", 1.0, None)
+    assert first_difference([Row(1, 5, {"a": nan})], [Row(1, 5, {"a": nan})]) is None
+    assert first_difference([], trial) is None

@@ -16,13 +16,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
-from sweeps.cli.messages import paragraph
-from sweeps.cli.train import OtherRun, _RunProgress, train_once
+from sweeps.cli.train import OtherRun, train_once
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.spec.spec import parse_spec
 from tests.message_parts import assert_parts
-from trainable.build import open_trainer
-from trainable.loop import Trainer
 
 SPEC = "name: one\ntask: {task}\nmetric: {metric}\nmode: max\ntrials: 1\nbudget: {{epochs: 1}}\n"
 TASKS = """
@@ -61,24 +58,6 @@ def test_metric_is_shown_first(
     assert line.partition(": ")[2].startswith(shown)
 
 
-def test_size_of_an_own_optimizer_is_not_guessed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", sys.path.copy())
-    (tmp_path / "shown_rule.py").write_text(
-        "import torch\nfrom trainable.tasks.spiral import Spiral\nclass Rule(Spiral):\n"
-        "    def __init__(self):\n        super().__init__(samples=20)\n"
-        "    def build_optimizer(self, model, config):\n"
-        "        return torch.optim.SGD(model.parameters(), lr=0.1)\n"
-    )
-    said = io.StringIO()
-    spec = parse_spec(SPEC.format(task="shown_rule:Rule", metric="val/accuracy"), "one.yaml")
-    train_once(spec, None, Console(file=io.StringIO()), Console(file=said, width=300))
-    assert_parts(said.getvalue(), "what the optimizer keeps", "known after its first step")
-    assert "the optimizer keeps " not in said.getvalue().replace("what the optimizer keeps", "")
-
-
 def test_caution_is_printed_once_as_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -94,43 +73,6 @@ def test_caution_is_printed_once_as_a_sentence(
     assert done.exit_code == 0, done.output
     assert " ".join(done.stderr.split()).count("in evaluation mode, and it is trained") == 1
     assert not [one for one in recwarn if "in evaluation mode" in str(one.message)]
-
-
-def test_number_of_a_report_is_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", sys.path.copy())
-    (tmp_path / "shown_reports.py").write_text(TASKS)
-    text = SPEC.format(task="shown_reports:loop", metric="score")
-    spec = parse_spec(text.replace("epochs: 1", "steps: 1, report_every: 1"), "one.yaml")
-    said = io.StringIO()
-    train_once(spec, None, Console(file=said, width=200), Console(file=io.StringIO()))
-    assert "report 1 step 1: score 0.5, epochs_alone 2\n" in said.getvalue()
-
-
-def test_bar_moves_within_an_epoch(tmp_path: Path) -> None:
-    spec = parse_spec(SPEC.format(task="spiral", metric="val/accuracy"), "one.yaml")
-    trainer = open_trainer(spec.trial_config(0, {}), tmp_path, device="cpu")
-    try:
-        console = Console(file=io.StringIO(), force_terminal=True, width=100)
-        bar = _RunProgress(console, trainer, spec.name, spec.budget.reports, "epoch")
-        list(bar.get_renderables())
-        assert (bar.tasks[0].completed, bar.tasks[0].fields["left"]) == (0, "")
-        assert isinstance(trainer, Trainer)
-        trainer.state.progress.since_report = trainer.plans[0].windows // 2
-        list(bar.get_renderables())
-        assert 0 < bar.tasks[0].completed < 1
-        assert bar.tasks[0].fields["left"].endswith(" left")
-    finally:
-        trainer.close()
-
-
-def test_lines_of_a_terminal_break_between_words() -> None:
-    for is_terminal, count in ((True, 2), (False, 1)):
-        said = io.StringIO()
-        console = Console(file=said, force_terminal=is_terminal, width=20, color_system=None)
-        paragraph(console, "val/loss 0.5, train/loss 0.25")
-        assert len(said.getvalue().splitlines()) == count
-        assert "train/loss" in said.getvalue()
 
 
 SMALL = """
@@ -174,12 +116,6 @@ def test_run_resumes_only_with_its_own_settings(tmp_path: Path) -> None:
     shown, said = _train(kept, "budget.epochs=3")
     assert [line.partition(":")[0] for line in shown] == ["epoch 3 step 3"]
     assert f"{kept}: resumes at step 2 of 3" in said
-
-
-def test_run_of_an_earlier_release_resumes(tmp_path: Path) -> None:
-    _train(tmp_path)
-    (tmp_path / TRIAL_CONFIG).unlink()
-    assert len(_train(tmp_path, "budget.epochs=3", "train.optimizer.lr=0.01")[0]) == 1
 
 
 def test_run_without_a_checkpoint_accepts_other_settings(tmp_path: Path) -> None:
@@ -258,8 +194,9 @@ class Signalled(Spiral):
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("SIGINT", True), ("SIGTERM", False), ("SIGHUP", True)]
+)
 def test_signal_saves_the_run_and_says_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool
 ) -> None:

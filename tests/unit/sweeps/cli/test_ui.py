@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import io
 import re
-import signal
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from rich.console import Console
 
 from sweeps.cli import render
-from sweeps.recording.tags import leaders_view
 from sweeps.run import ui
 from sweeps.view.mlflow_pages import page_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.mlflow_chart_view import SharedView
-from tracking.outbox import SWEEP, Outbox
+from tracking.outbox import Outbox
 
 SERVER = "https://mlflow.example:8443/base"
 
@@ -38,20 +34,6 @@ def test_rejected_records_are_reported(tmp_path: Path) -> None:
     text = io.StringIO()
     Console(file=text, width=200).print(render.status(found, sweep.view))
     assert "1 records were refused by the tracking store" in text.getvalue()
-
-
-def test_artifacts_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
-    sweep = MadeSweep(tmp_path)
-    outbox = Outbox(sweep.paths.outbox)
-    outbox.append_artifact(0, sweep.paths.spec, "sweep.yaml")
-    assert sweep.view.status()["outbox_held"] is None
-    outbox.mark_blocked("sweep.yaml of trial 0 cannot be stored")
-    outbox.close()
-    found = sweep.view.status()
-    assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)
-    text = io.StringIO()
-    Console(file=text, width=200).print(render.status(found, sweep.view))
-    assert "1 artifact waits: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
 
 
 def test_page_of_a_sweep_links_to_its_tracking_server(
@@ -81,20 +63,6 @@ def test_page_of_a_sweep_links_to_its_tracking_server(
         "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
         "&searchFilter=tags.%60gradsweep.sweep_id%60%20%3D%20%27id-small%27"
     )
-    _deliver(sweep, leaders_view(sweep.spec, "id-small"))
-    query = parse_qs(urlsplit(page_of(SERVER, sweep.view)).fragment.split("?")[1])
-    assert query["compareRunsMode"] == ["CHART"]
-    assert query["viewStateShareKey"] == [leaders_view(sweep.spec, "id-small").key]
-
-
-def _deliver(sweep: MadeSweep, view: SharedView) -> None:
-    """Have the outbox say that the experiment has a view."""
-    outbox = Outbox(sweep.paths.outbox)
-    outbox.append(SWEEP, "experiment", {view.tag: view.state})
-    batch = outbox.next_batch(SWEEP)
-    assert batch is not None
-    outbox.delivered(batch)
-    outbox.close()
 
 
 class Served:
@@ -129,19 +97,6 @@ def test_browser_gets_a_file_name_and_not_the_login(
     ui.serve(Console(file=text, width=200).print, tmp_path, None, port=0, open_browser=True)
     assert opened == [(tmp_path / "5000.html").as_uri()]
     assert text.getvalue().splitlines()[-1] == f"{Served.url}/?login=secret"
-
-
-@pytest.mark.parametrize("ignored", [False, True])
-def test_sighup_ends_the_ui_unless_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
-) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
-    try:
-        ui.serve(print, tmp_path, None, port=0, open_browser=False)
-        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 class Terminal(io.StringIO):

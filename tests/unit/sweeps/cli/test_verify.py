@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,19 @@ from sweeps.cli.app import app
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.sweep_lock import SweepLock
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.trained_sweep import MODULE, train_sweep
+from tests.unit.sweeps.trained_sweep import COMPLETE, PRUNED, RESUMED
 from trainable.checkpoint import CheckpointStore
 from trainable.store.metrics_file import FILE_NAME, read_rows
 
-COMPLETE, PRUNED, RESUMED = 0, 1, 2
-
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def template(template: Path) -> Path:
     """A finished sweep whose records are all delivered to the embedded tracking store."""
-    here = tmp_path_factory.mktemp("template") / "here"
-    here.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.path", [*sys.path, str(here)])
-        patch.chdir(here)
-        train_sweep(here, [1e-3, 3e-3, 3e-2], pruned=[PRUNED], interrupted=[RESUMED])
+        patch.chdir(template)
+        patch.setattr("sys.path", [*sys.path, str(template)])
         assert CliRunner().invoke(app, ["sync", "made"]).exit_code == 0
-    yield here
-    sys.modules.pop(MODULE, None)
-
-
-@pytest.fixture
-def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
-    """A copy of it, in the working directory."""
-    shutil.copytree(template, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return SweepPaths(tmp_path / "here/runs", "made")
+    return template
 
 
 def _verify() -> dict[str, Any]:

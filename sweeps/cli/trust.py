@@ -1,14 +1,15 @@
-"""Whether a result holds: `sweep audit`, with `--test`, `--reproduce` and `--files`.
+"""Whether a result can be trusted: `sweep confirm`, and `sweep audit` with `--test`,
+`--reproduce` and `--files`.
 
-What must not live here: finding that out (`trust`).
+What must not live here: finding that out (`trust`), and running trials (`run`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
@@ -24,23 +25,140 @@ from sweeps.cli.console import (
     fail,
     input_errors,
     only_with,
+    out,
     path_option,
     paths_of,
+    read_whole,
     show_found,
     trial_argument,
     view_and_trials,
+    view_of,
 )
-from sweeps.cli.plain_console import line
+from sweeps.cli.plain_console import line, plain_table
+from sweeps.cli.run import Address, Grace
 from sweeps.errors import LATE, NO_SUCCESS
-from sweeps.formatting import format_best, format_time, joined
+from sweeps.formatting import format_best, format_time, joined, parse_duration, quoted
 from trainable.user_code.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:
+    from sweeps.paths import SweepPaths
     from sweeps.trust.audit.read import Audit
+    from sweeps.trust.confirm import ConfirmationResult
     from sweeps.trust.evaluation import TrialTest
     from sweeps.trust.reproduction import Reproduction, StateCheck
     from sweeps.trust.verification import Verification
     from sweeps.view.sweep_view import SweepView
+
+
+def _read_probability(text: object) -> float:
+    """Parse a number; `trust.confirm` checks its range."""
+    try:
+        return float(str(text))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{quoted(str(text))} is not valid; it must be a probability from 0.5 to below 1; "
+            "write for example 0.95"
+        ) from None
+
+
+def confirm(
+    name: Name = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top",
+            parser=read_whole(0),
+            metavar="K",
+            help="How many of the best trials; default: as the last time, or 5.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            parser=read_whole(0),
+            metavar="N",
+            help="Under how many seeds at most; default: as the last time, or 5.",
+        ),
+    ] = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            "--until",
+            parser=_read_probability,
+            metavar="P",
+            help="End when a trial is the best with this probability; default: as the last "
+            "time, or 0.95.",
+        ),
+    ] = None,
+    root: Root = None,
+    grace: Grace = "30s",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Confirm although the task, its code or its data has changed."
+        ),
+    ] = False,
+    offline: Offline = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the best trials again until it is known which is the best."""
+    with err.status("reading the sweep") as spinner, input_errors():
+        from sweeps.trust.confirm import find_confirmation
+        from sweeps.view.sweep_view import SweepView
+
+        view = view_of(name, root)
+        grace_seconds = parse_duration(grace, "--grace")
+
+        from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.run.prepared import RunOptions
+        from sweeps.trust.confirm import ConfirmLeaders
+        from sweeps.trust.confirm import confirm as operation
+
+        display = RunConsole(spinner, console=err if as_json else out)
+        code = run_to_end(
+            lambda: operation(
+                view,
+                display,
+                ConfirmLeaders(top=top, seeds=seeds, until=until),
+                RunOptions(
+                    grace=grace_seconds,
+                    address=address,
+                    accept_changes=accept_changes,
+                    offline=offline,
+                ),
+            ),
+            view.paths,
+            spinner,
+            command="confirm",
+        )
+        if code:
+            raise typer.Exit(code)
+        found = find_confirmation(SweepView(view.paths))
+        assert found is not None
+        show_found(found.as_dict(), as_json, lambda: shown(found, view.paths))
+        if found.first is None:
+            raise typer.Exit(NO_SUCCESS)
+
+
+def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
+    """Return the table of the leaders, what was found, and the command that shows the winner."""
+    columns = ("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run")
+    table = plain_table(*columns, "", right=columns)
+    for one in found.leaders:
+        cells = one.cells()
+        table.add_row(
+            *(cells[column] for column in columns),
+            "" if one.standing == "behind" else one.standing,
+            style="bold" if one.standing == "first" else "",
+        )
+    lines: list[RenderableType] = [table, *map(Text, found.sentences())]
+    if found.first is not None:
+        lines.append(line(f"show it: {paths.command('best', '--confirmed')}"))
+    elif not found.has_ended or found.failed_leaders:
+        lines.append(line(f"continue with: {paths.command('confirm')}"))
+    return Group(*lines)
 
 
 def audit(
@@ -118,67 +236,90 @@ def audit(
     only_with("--reproduce", reproduce, {"--from": start, "--ignore": ignore, "--dir": directory})
     if test or reproduce:
         restart_in_hash_order()
-    is_good, cautions = True, []
-    found: Any
-    lines: Iterator[RenderableType]
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.view.sweep_view import NoBest
 
+        # a sweep whose ledger is damaged has no view
         view, numbers = (None, [trial]) if files else view_and_trials(name, [trial], root)
         number = next(iter(numbers), None)
         only_with("--test or --reproduce", test or reproduce, {"TRIAL": number})
         try:
-            if files or view is None:  # a sweep whose ledger is damaged has no view
-                from sweeps.trust.verification import verify
-
-                paths = paths_of(name, root)
-                found = verify(paths, spinner.update)
-                lines, is_good = _files_lines(found, paths.name), not found.contradictions
+            if view is None:
+                answer = _files(paths_of(name, root), spinner.update)
             elif test:
-                from sweeps.trust.evaluation import evaluate_trial
-
-                found = evaluate_trial(
-                    view,
-                    number,
-                    again=again,
-                    accept_changes=accept_changes,
-                    offline=offline,
-                    doing=spinner.update,
-                )
-                lines = _test_lines(found, view)
-                cautions = [*found.cautions, *filter(None, [found.undelivered])]
+                answer = _test(view, number, again, accept_changes, offline, spinner.update)
             elif reproduce:
-                from sweeps.path_checks import check_private
-                from sweeps.trust.reproduction import reproduce as train_and_compare
-
-                if directory is not None:
-                    check_private(directory, "--dir")
-                found = train_and_compare(
-                    view,
-                    number,
-                    start=start,
-                    directory=directory,
-                    ignored=ignore or (),
-                    doing=spinner.update,
-                )
-                lines = _reproduction_lines(found, view.spec.budget.report_word)
-                is_good = found.is_equal
+                answer = _reproduce(view, number, start, directory, ignore or (), spinner.update)
             else:
-                from sweeps.trust.audit.read import audit_sweep
-
-                found = audit_sweep(view)
-                lines = _cards(found)
+                answer = _cards(view)
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)
-    show_found(found.as_dict(), as_json, lambda: Group(*lines))
-    for caution in cautions:
+    show_found(answer.found, as_json, lambda: Group(*answer.lines))
+    for caution in answer.cautions:
         err.print(caution, style="yellow", soft_wrap=True)
-    if not is_good:
+    if not answer.is_good:
         raise typer.Exit(LATE)
 
 
+class _Answer(NamedTuple):
+    """What one operation of `sweep audit` has found."""
+
+    found: dict[str, Any]
+    lines: Iterator[RenderableType]
+    is_good: bool = True
+    cautions: Sequence[str] = ()
+
+
+def _files(paths: SweepPaths, doing: Callable[[str], object]) -> _Answer:
+    from sweeps.trust.verification import verify
+
+    found = verify(paths, doing)
+    return _Answer(found.as_dict(), _files_lines(found, paths.name), not found.contradictions)
+
+
+def _test(
+    view: SweepView,
+    number: int | None,
+    again: bool,
+    accept_changes: bool,
+    offline: bool,
+    doing: Callable[[str], object],
+) -> _Answer:
+    from sweeps.trust.evaluation import evaluate_trial
+
+    found = evaluate_trial(
+        view, number, again=again, accept_changes=accept_changes, offline=offline, doing=doing
+    )
+    cautions = [*found.cautions, *filter(None, [found.undelivered])]
+    return _Answer(found.as_dict(), _test_lines(found, view), cautions=cautions)
+
+
+def _reproduce(
+    view: SweepView,
+    number: int | None,
+    start: str | None,
+    directory: Path | None,
+    ignored: Sequence[str],
+    doing: Callable[[str], object],
+) -> _Answer:
+    from sweeps.path_checks import check_private
+    from sweeps.trust.reproduction import reproduce
+
+    if directory is not None:
+        check_private(directory, "--dir")
+    found = reproduce(view, number, start=start, directory=directory, ignored=ignored, doing=doing)
+    lines = _reproduction_lines(found, view.spec.budget.report_word)
+    return _Answer(found.as_dict(), lines, found.is_equal)
+
+
+def _cards(view: SweepView) -> _Answer:
+    from sweeps.trust.audit.read import audit_sweep
+
+    found = audit_sweep(view)
+    return _Answer(found.as_dict(), _card_lines(found))
+
+
 def _reproduction_lines(found: Reproduction, word: str) -> Iterator[RenderableType]:
-    """Yield the result, what differs, and what may be the reason."""
     if found.is_equal:
         yield Text(f"trial {found.trial} is reproduced, bit for bit", style="bold green")
     else:
@@ -268,7 +409,7 @@ def _test_lines(done: TrialTest, view: SweepView) -> Iterator[RenderableType]:
 _STYLES = {"pass": "green", "warn": "yellow", "not enough data": "dim"}
 
 
-def _cards(found: Audit) -> Iterator[RenderableType]:
+def _card_lines(found: Audit) -> Iterator[RenderableType]:
     spec = found.view.spec
     if len(spec.metrics) > 1:
         yield Text(f"The cards look at the first metric, {spec.metrics[0]}.\n")
