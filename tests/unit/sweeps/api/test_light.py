@@ -350,7 +350,7 @@ def test_python_objects_are_distributions(
 def test_distribution_of_optuna_is_stored_as_it_is(make: Callable[..., Sweep]) -> None:
     sweep = make(square, {"lr": FloatDistribution(0.1, 1.0, log=True)}).run()
     (stored,) = {str(one.distributions["task.lr"]) for one in sweep.study.trials}
-    assert stored == str(optuna.distributions.FloatDistribution(0.1, 1.0, log=True))
+    assert stored == str(FloatDistribution(0.1, 1.0, log=True))
 
 
 def test_asked_trials_are_told_once_each(make: Callable[..., Sweep]) -> None:
