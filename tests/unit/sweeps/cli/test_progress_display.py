@@ -231,28 +231,3 @@ def test_plain_lines_have_elapsed_and_remaining_time(spec: SweepSpec) -> None:
     ends = [line.split(" · ")[1:] for line in printed]
     # Of 8 epochs, one took a minute.
     assert ends == [["0s"], ["1m 00s", "about 7m 00s left"], ["1m 01s"]]
-
-
-def test_several_metrics_stand_side_by_side() -> None:
-    two = parse_spec(
-        SPEC.replace("val/loss", "[val/loss, speed]").replace("min", "[min, max]"), ""
-    )
-    metrics = {"val/loss": 0.5, "speed": 20.0, "best/val/loss": 0.4, "best/speed": 10.0}
-    console = Console(file=io.StringIO(), width=100)
-    table, lines = (
-        ProgressTable(console, SweepProgress(two)),
-        PlainLines(console, SweepProgress(two)),
-    )
-    for view in (table, lines):
-        view.started(TrialStart(0, PARAMS, 1))
-        view.reported(TrialProgress(0, PARAMS, 2, 20, metrics))
-        view.ended(0, "complete", [0.4, 10.0], None)
-    console.print(table.render())
-    printed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.partition(" · ")[0] for line in printed[1:3]] == [
-        "trial 0 epoch 2/2: val/loss 0.5, speed 20",
-        "trial 0 complete, val/loss 0.4, speed 10 (1/4 trials)",
-    ]
-    assert printed[3].split()[2:6] == ["epoch", "val/loss", "speed", "best"]
-    assert printed[4].split()[2:6] == ["2/2", "0.5", "20", "0.4"]
-    assert " · best val/loss 0.4 (trial 0) · " in printed[5]
