@@ -27,7 +27,6 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from sweeps.cli import messages
-from sweeps.engine.provenance import provenance
 from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
