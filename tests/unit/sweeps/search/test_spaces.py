@@ -279,7 +279,7 @@ def test_resume_knows_which_points_were_tried(tmp_path: Path) -> None:
     points = "[{train.optimizer.lr: 0.05}, {train.optimizer.lr: 0.02}]"
     made = MadeSweep(tmp_path, more=f"search: {{try_first: {points}}}")
     made.add("complete", 0.5)
-    for high, told in (("0.03", "no module 'nowhere'"), ("0.01", "search.try_first[1]")):
+    for high, told in (("0.03", "No module named 'nowhere'"), ("0.01", "search.try_first[1]")):
         narrower = f"space.train.optimizer.lr={{uniform: [0.001, {high}]}}"
         options = ["--root", str(tmp_path), "-s", "search.sampler=nowhere:X", "-s", narrower]
         done = CliRunner().invoke(app, ["resume", "small", *options])
