@@ -163,9 +163,9 @@ def test_second_generation_of_a_step_destroys_nothing(tmp_path):
 
 
 def test_newest_is_the_last_committed(tmp_path):
-    store = _store(tmp_path)
-    _save(store, 200)
-    _save(store, 100)  # the run went back, as population-based training does
+    store = _store(tmp_path, keep=2)
+    for step in (400, 300, 200, 100):  # the run went back, as population-based training does
+        _save(store, step)
     assert CheckpointStore(tmp_path).newest().step == 100
     assert _store(tmp_path).resume()["step"] == 100
 
