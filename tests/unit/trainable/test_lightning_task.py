@@ -23,8 +23,7 @@ skip_without("lightning", "torchmetrics")
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer  # noqa: E402
 from torchmetrics.classification import MulticlassAccuracy  # noqa: E402
 
-from trainable.adapters.lightning import LightningTask  # noqa: E402
-from trainable.adapters.lightning_module import check_module  # noqa: E402
+from trainable.adapters.lightning import LightningTask, check_module  # noqa: E402
 
 
 class Net(LightningModule):
