@@ -145,6 +145,23 @@ Offline = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
+FORMER = {
+    "clone": "init NEW --from NAME",
+    "diff": "show NAME TRIAL --diff TRIAL",
+    "du": "list --sizes",
+    "export": "report NAME --csv DIR",
+    "logs": "show NAME TRIAL --log",
+    "plan": "check FILE",
+    "reproduce": "audit NAME TRIAL --reproduce",
+    "retry": "resume NAME --retry",
+    "rm": "list NAME --remove",
+    "test": "audit NAME --test",
+    "trust": "doctor --trust ADDRESS",
+    "verify": "audit NAME --files",
+}
+"""What does today what a former command did."""
+
+
 class Commands(TyperGroup):
     """All commands, with help texts that show no Python types."""
 
@@ -153,7 +170,12 @@ class Commands(TyperGroup):
         return _hide_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of this name; None without one."""
+        """Return the command of this name; None without one. A former name is answered."""
+        if cmd_name in FORMER:
+            fail(
+                f"'sweep {cmd_name}' is no command any more; use: sweep {FORMER[cmd_name]}",
+                code=WRONG_INPUT,
+            )
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _hide_types(command.get_params(ctx))

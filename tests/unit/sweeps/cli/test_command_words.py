@@ -1,4 +1,4 @@
-"""The words of a command line: a sweep that is not named, trials, and options."""
+"""The words of a command line: former names, a sweep that is not named, trials, and options."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from sweeps.cli import inspect
 from sweeps.cli.app import app
+from sweeps.cli.console import FORMER
 from sweeps.ledger.ledger import Ledger
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -50,6 +51,16 @@ def test_commands_are_few_and_in_four_groups() -> None:
     assert len(seen) <= 18
     groups = [command.rich_help_panel for command in seen]
     assert list(dict.fromkeys(groups)) == ["Run", "Look", "Trust", "Keep"]
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_former_name_is_answered_with_the_new_one(here: Path, former: str) -> None:
+    said = _refusal(former, "digits", "--json")
+    assert said == f"'sweep {former}' is no command any more; use: sweep {FORMER[former]}\n"
+    command, *words = FORMER[former].split()
+    flags = {flag for option in COMMANDS[command].params for flag in option.opts}
+    assert {word for word in words if word.startswith("-")} <= flags
+    assert not list(here.iterdir())
 
 
 @pytest.mark.usefixtures("here")
