@@ -190,6 +190,10 @@ class OrphanedRun:
         return f"trial {self.number}: its run looks live or failed, and its trial waits"
 
 
+OF_TRACKING = (MissingRun, MissingTests, StaleRunStatus, OrphanedRun)
+"""The corrections of what tracking has."""
+
+
 @dataclass(frozen=True)
 class UnknownDirectory:
     """A directory belongs to no trial; the driver warns and leaves it unchanged."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.errors import SweepExists, UserError
+from sweeps.formatting import listed
 from sweeps.path_checks import make_private, write_file
-from sweeps.paths import SweepPaths
+from sweeps.paths import SweepPaths, command_line
 from sweeps.spec.revisions import describe_changes, read_spec
 from sweeps.spec.spec import parse_with_positions
 from sweeps.stores import check_stores
@@ -103,8 +104,8 @@ def write_starter(directory: Path) -> list[Path]:
     existing = [path for path in files if os.path.lexists(path)]
     if len(existing) == len(files) or any(not _is_same(path, files[path]) for path in existing):
         raise UserError(
-            f"{', '.join(map(str, existing))} exists already; nothing is overwritten; "
-            "choose another directory: sweep init DIR"
+            f"{listed(list(map(str, existing)))} exist{'s' * (len(existing) == 1)} already; "
+            "nothing is overwritten; choose another directory: sweep init DIR"
         )
     written: list[Path] = []
     with make_private(directory, "sweep init") as place:
@@ -148,6 +149,7 @@ def write_clone(
         write_file(file, text.encode(), "NEW", overwrite=False)
     except FileExistsError:
         raise UserError(
-            f"{file} exists already; nothing is overwritten; remove it, or choose another name"
+            f"{file} exists already; nothing is overwritten; remove it, or choose another name: "
+            f"{command_line(paths.root, 'init', 'NEW', '--from', paths.name)}"
         ) from None
     return file, changed, before.damage

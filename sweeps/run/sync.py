@@ -125,6 +125,10 @@ def deliver(view: SweepView, *, verify: bool = False) -> SyncResult:
             still = resender.all_missing() if missing and not left else []
         else:
             missing = resender.missing_runs() if tracker.reads_back else []
+            if before.sweep_run_id is None:  # the sweep's own run is new, and not lost
+                new = [one for one in missing if one.trial is None]
+                resender.send(new)
+                missing = [one for one in missing if one.trial is not None]
             # A user deleted the runs in the trash; they stay there.
             still = [one for one in missing if one.is_deleted]
             resender.send([one for one in missing if not one.is_deleted])

@@ -333,7 +333,7 @@ class _Builder:
             if key in first:
                 message = (
                     f"the key '{cut(key)}' is on line {first[key][0]} and again on line {at[0]}; "
-                    "a key appears once; remove one of them"
+                    "a key may appear only once; remove one of them"
                 )
                 # Added under a path of its own, so that the first value is still checked.
                 problem = LocatedIssue(self.where(*at), dotted(inner), message)

@@ -34,6 +34,7 @@ from sweeps.trust.evidence import (
 from sweeps.trust.importance import (
     as_numbers,
     ended_places,
+    has_effect,
     importance_of,
     importance_sentence,
     percent,
@@ -170,7 +171,8 @@ class _Evidence:
     def bounds(self) -> list[NearBound]:
         if len(self.spec.metrics) > 1 or not self.params:
             return []
-        return near_bounds(self.spec.space, self.params, [one.best_params for one in self.ranked])
+        found = near_bounds(self.spec.space, self.params, [one.best_params for one in self.ranked])
+        return [one for one in found if has_effect(self.importance, one.key) is not False]
 
     def _endings(self) -> Iterator[tuple[str, set[int], set[int]]]:
         """Yield what is bad, in words, which trials ended so, and with which they are compared."""
@@ -392,4 +394,4 @@ def _who(group: Sequence[tuple[int, str]], num_trials: int) -> str:
     number = group[0][0]
     if len(group) == 1:
         return f"Trial {number} has a health warning"
-    return f"{len(group)} of {num_trials} trials have a health warning, as trial {number}"
+    return f"{len(group)} of {num_trials} trials have a health warning, such as trial {number}"

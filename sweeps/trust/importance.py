@@ -30,6 +30,17 @@ _CHANCE = 0.01
 """An effect whose size is not known is one if chance shows such coefficients more rarely."""
 
 
+_NO_EFFECT = 0.01
+"""With a larger chance of its share without any effect, a parameter has no clear one."""
+
+
+def has_effect(found: VarianceShares | None, key: str) -> bool | None:
+    """Return whether a parameter has a clear effect; None: there are too few trials to say."""
+    if found is None or key not in found.shares:
+        return None
+    return found.shares[key].chance < _NO_EFFECT
+
+
 def search_curves(view: SweepView) -> dict[int, Mapping[int, float]]:
     """Return the reports of each trial of the search.
 

@@ -31,7 +31,7 @@ from sweeps.reconcile.extra_training import (
     read_series,
 )
 from sweeps.reconcile.finishing import can_offer_finish
-from sweeps.reconcile.reconcile import Correction, UnknownDirectory, reconcile
+from sweeps.reconcile.reconcile import OF_TRACKING, Correction, UnknownDirectory, reconcile
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.revisions import read_spec
 from sweeps.spec.space import configured
@@ -179,9 +179,12 @@ class SweepView:
 
     def corrections(self) -> list[Correction]:
         """The repairs that a resume would make; nothing is changed here."""
-        return reconcile(
+        found = reconcile(
             read_sweep_state(self.paths, self.spec, self.ledger.records(), live=self.running)
         )
+        if self.spec.is_of_script:  # which records nothing: `sweep sync` does
+            return [one for one in found if not isinstance(one, OF_TRACKING)]
+        return found
 
     def outcome(self) -> SweepOutcome:
         """Return how a sweep ended, or why it stopped itself; not of a running one."""

@@ -92,25 +92,26 @@ class Usage:
         return found
 
     def _used(self) -> str:
-        sentence = f"used: {self.epochs:,} {self.report_word}s in {format_duration(self.seconds)}"
+        searched = self.epochs - self.extra_epochs
+        sentence = f"used: {searched:,} {self.report_word}s in {format_duration(self.seconds)}"
+        if self.extra:
+            sentence += f", and {self.extra_epochs:,} of {self.extra:,} trial"
+            sentence += f"{'s' * (self.extra != 1)} beside the search"
         if self.device_seconds.known:
             hours = format_device_hours(self.device_seconds.value, self.device)
-            sentence += f", {hours}{self.device_seconds.note}"
+            sentence += f"{', in all' if self.extra else ','} {hours}{self.device_seconds.note}"
         if self.planned is None:
             return f"{sentence}; {self.trials:,} trial{'s' * (self.trials != 1)}"
         plan, count = self.planned, ""
-        if plan["trials"] != self.trials:
-            planned = plan["trials"]
-            count = f" for {planned:,} trial{'s' * (planned != 1)}; {self.trials:,} started"
-            if self.extra:
-                count += f", {self.extra:,} of them beside the search and the plan, with "
-                count += f"{self.extra_epochs:,} {self.report_word}s"
+        if plan["trials"] != self.trials - self.extra:
+            planned, started = plan["trials"], self.trials - self.extra
+            count = f" for {planned:,} trial{'s' * (planned != 1)}; {started:,} started"
         sentence += f"; planned: about {plan['expected_epochs']:,.0f} {self.report_word}s"
         if plan["seconds"] is not None:
             hours = format_device_hours(plan["device_seconds"], plan["device"])
             sentence += f" in {format_duration(plan['seconds'])}, {hours}"
             planned_pace = plan["seconds"] / plan["expected_epochs"]
-            if (slower := self.seconds / self.epochs / planned_pace) >= _MUCH_SLOWER:
+            if searched and (slower := self.seconds / searched / planned_pace) >= _MUCH_SLOWER:
                 count += (
                     f"; {slower:.1f} times as long for each {self.report_word}: the plan counts "
                     "neither the start of Ray nor other work on the machine"

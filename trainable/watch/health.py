@@ -62,8 +62,10 @@ def loss_spike(losses: Sequence[float]) -> Signal | None:
 def loss_plateau(losses: Sequence[float], start: float = math.inf) -> Signal | None:
     """Warn when the loss has not fallen for 200 steps.
 
-    The mean of the second 100 steps must be lower by more than twice the standard error of the
-    difference and by more than 0.1 %. A loss below a tenth of `start` has converged: no warning.
+    The means of the first and the second 100 steps are compared: the fall must be at most twice
+    its standard error or at most 0.1 %, and by the same error surely less than a tenth, so that a
+    noisy loss of which it is not known warns of nothing. A loss below a tenth of `start` has
+    converged: no warning.
     """
     finite = [value for value in losses[-200:] if math.isfinite(value)]
     if len(finite) < 200:
@@ -72,7 +74,9 @@ def loss_plateau(losses: Sequence[float], start: float = math.inf) -> Signal | N
     fall = statistics.fmean(first) - statistics.fmean(second)
     error = math.sqrt((statistics.pvariance(first) + statistics.pvariance(second)) / 100)
     level = abs(statistics.fmean(second))
-    if fall > max(2 * error, 1e-3 * level) or (start < math.inf and level < 0.1 * abs(start)):
+    if fall > max(2 * error, 1e-3 * level) or fall + 2 * error >= 0.1 * level:
+        return None
+    if start < math.inf and level < 0.1 * abs(start):
         return None
     return Signal(
         "loss_plateau",

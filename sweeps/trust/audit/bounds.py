@@ -17,6 +17,7 @@ from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, top_fifth
 from sweeps.trust.evidence import NearBound, Side, ends, near_bounds, place
+from sweeps.trust.importance import has_effect
 
 _card = partial(Card, "bounds", "Do the best trials lie at a bound of the space?")
 _FEWEST = 20
@@ -24,8 +25,6 @@ _FEWEST = 20
 _OUTER = 0.2
 """The part of a range that is at its end."""
 _CHANCE = 0.05
-_NO_EFFECT = 0.01
-"""A parameter acts if chance would show its coefficients in less than this part of sweeps."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ def _acting(
     found = data.importance
 
     def acts(one: _AtEnd) -> bool:
-        if found is not None and one.bound.key in found.shares:
-            return found.shares[one.bound.key].chance < _NO_EFFECT
+        if (known := has_effect(found, one.bound.key)) is not None:
+            return known
         inside = one.leaders + one.others
         # Too few trials for the effects: the best fifth must lie there more often than others. A
         # sampler that learns crowds its later, better trials also where nothing has an effect.

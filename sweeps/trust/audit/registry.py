@@ -20,14 +20,14 @@ from sweeps.trust.audit.stopping import stopping
 from sweeps.trust.audit.validation import validation
 
 CARDS: dict[str, Callable[[AuditData], Card]] = {
-    "bounds": bounds,
-    "noise": noise,
-    "stopping": stopping,
-    "effects": effects,
     "failures": failures,
-    "clipping": clipping,
+    "bounds": bounds,
     "budget": budget,
+    "stopping": stopping,
+    "noise": noise,
     "validation": validation,
+    "effects": effects,
+    "clipping": clipping,
 }
 """By id, in the order in which they are shown."""
 
