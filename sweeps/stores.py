@@ -217,6 +217,8 @@ def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointSt
 
 def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> Generation | str:
     """Return the checkpoint of a trial's value, checked; a sentence if it is missing."""
+    if spec.is_of_script:
+        return "the function of a script saves no checkpoints; it keeps what it trains itself"
     store = trial_store(paths, spec, record.number)
     if spec.select == "final":
         return _last_generation(store, record)

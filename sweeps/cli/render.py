@@ -435,7 +435,7 @@ def pages(out: Console, found: dict[str, Any]) -> None:
         out.print(Text.assemble("MLflow, while `sweep ui` runs: ", Text(" · ").join(words)))
         return
     for what, page in known.items():
-        out.print(f"{what} in MLflow: {page}", soft_wrap=True)
+        out.print(f"{what} in MLflow, while `sweep ui` runs: {page}", soft_wrap=True)
 
 
 def findings(found: Sequence[Finding]) -> RenderableType:

@@ -125,6 +125,6 @@ def test_pages_of_a_comparison_are_words_in_a_terminal_and_urls_in_a_pipe() -> N
         f"{base}/metric",
     ]
     assert pipe.getvalue().splitlines() == [
-        f"charts in MLflow: {base}/charts",
-        f"curves in MLflow: {base}/metric",
+        f"charts in MLflow, while `sweep ui` runs: {base}/charts",
+        f"curves in MLflow, while `sweep ui` runs: {base}/metric",
     ]
