@@ -11,7 +11,7 @@ from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks, MetricRow
 from tracking.outbox_file import check_artifact_name
 from tracking.recorder import Status, stored_status
-from tracking.trial_log import Target, TrialLog
+from tracking.unsent_rows import Target, TrialLog
 
 
 @dataclass

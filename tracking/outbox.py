@@ -1,7 +1,7 @@
 """What a sweep's runs have not received: a queue of records, and a cursor into each trial's log.
 
 An append commits without an fsync: it survives the death of the process. The rows of a trial are
-durable once, in its own files (`trial_log`). The outbox has up to which step they are to be
+durable once, in its own files (`unsent_rows`). The outbox has up to which step they are to be
 delivered, and marks of what the server has. Before metrics are sent, they are marked in flight and
 the mark is synced, with one fsync for many trials. So after any crash, a power failure included,
 the outbox knows which points may already be at the server. What must not live here: anything about
@@ -34,7 +34,7 @@ from tracking.outbox_file import (
     save_marks,
     set_meta,
 )
-from tracking.trial_log import LogPart, Target, TrialLog
+from tracking.unsent_rows import LogPart, Target, TrialLog
 
 logger = logging.getLogger("tracking")
 

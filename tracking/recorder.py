@@ -22,7 +22,7 @@ from tracking.metric_points import MetricRow
 from tracking.outbox import SWEEP, Kind, Outbox, logger
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackedSweep, Tracker
-from tracking.trial_log import Target
+from tracking.unsent_rows import Target
 
 Status = Literal["FINISHED", "KILLED", "FAILED", "INTERRUPTED"]
 """How a run ends. INTERRUPTED means that it will resume; MLflow stores it as KILLED."""

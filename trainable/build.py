@@ -45,10 +45,10 @@ from trainable.precision import Precision, find_device, resolve_precision
 from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks, check_dealt
 from trainable.report_plan import ReportPlan
+from trainable.sample_kinds import has_state, is_stream, length_of
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.split_sources import HeldOut, check_batch_size_applies, open_sources
-from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, StepParts, translate_torch_errors
 from trainable.store.generations import RunFiles
 from trainable.store.metrics_file import History, read_rows

@@ -24,8 +24,8 @@ from torch.nn.parameter import is_lazy
 
 from trainable.errors import ConfigError, TaskError
 from trainable.fork_call import ForkEnded, in_fork
+from trainable.sample_kinds import is_stream
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
-from trainable.splits import is_stream
 from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
 from trainable.user_code.fingerprint import ARGUMENTS, BUILT, COLLATED, differences

@@ -40,6 +40,7 @@ from trainable.config import LoaderConfig, TrainConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.process_start import end_with_parent
 from trainable.ranks import WHOLE, RankShare
+from trainable.sample_kinds import is_stream, length_of
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -47,7 +48,6 @@ from trainable.seeding import (
     seed_generators_of,
     seed_host,
 )
-from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
 from trainable.user_code.task_code import data_code
 from trainable.watch import heartbeat

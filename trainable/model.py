@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError
-from trainable.reachable import has_overlap
+from trainable.object_kinds import has_overlap
 from trainable.store.private_files import set_cache_directories
 
 

@@ -6,7 +6,7 @@ together, so that what several objects share stays shared; tensors stay out of t
 resumed run builds everything anew, and restores in place what had changed. What pickle refuses (a
 handle, a connection, a lambda) is what the code that built it makes again; if it has changed
 since, the run is refused. What must not live here: how an object of a kind is read and restored
-(`reachable.py`), and what else a checkpoint has (`train_state.py`).
+(`object_kinds.py`), and what else a checkpoint has (`train_state.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from trainable.errors import CheckpointError, TaskError
-from trainable.reachable import (
+from trainable.object_kinds import (
     ATOMS,
     BY_VALUE,
     DECLARED,
@@ -62,7 +62,7 @@ from trainable.reachable import (
     plain_digest,
     tensor_signature,
 )
-from trainable.splits import is_stream
+from trainable.sample_kinds import is_stream
 from trainable.store.snapshot import snapshot
 
 _LOST = "a resumed run builds it again and would lose the change"

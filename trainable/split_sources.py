@@ -26,9 +26,9 @@ from trainable.errors import WithoutEffect
 from trainable.parallel.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, Ranks, share_of
 from trainable.report_plan import ReportPlan
+from trainable.sample_kinds import is_stream
 from trainable.schedule import check_length
 from trainable.seeding import derive_seed, set_seed
-from trainable.splits import is_stream
 from trainable.streams import Plan, Source, StreamPlan, open_stream
 from trainable.task import Data, Task, check_split, is_loader
 from trainable.user_code.task_import import no_exit

@@ -23,10 +23,10 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.memory import is_out_of_memory
+from trainable.object_kinds import tensor_signature
 from trainable.optim import Clipper, Scalar, scheduled_lr
 from trainable.precision import Precision, device_name
 from trainable.ranks import ALONE, Decisions, Ranks, WindowSums
-from trainable.reachable import tensor_signature
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 

@@ -4,7 +4,7 @@ A checkpoint keeps the stream's own state, if it has one, as it was after the la
 Loader processes send it with each window, because they have read ahead. A stream without a state
 is read again from the epoch's start, and the trained samples are dropped. Loader processes start
 anew in each epoch, each with its own copy of the stream. What must not live here:
-samples with an index (`data.py`), or what counts as a stream (`splits.py`).
+samples with an index (`data.py`), or what counts as a stream (`sample_kinds.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from trainable.data import (
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_state import dumps, loads
 from trainable.ranks import ALIKE_REMEDY, ALONE, WHOLE, Ranks, RankShare
+from trainable.sample_kinds import begins_anew, gives_batches, has_state, length_of
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -42,7 +43,6 @@ from trainable.seeding import (
     seed_generators_of,
     seed_host,
 )
-from trainable.splits import begins_anew, gives_batches, has_state, length_of
 from trainable.task import Batch, Data
 from trainable.user_code.fingerprint import differences
 from trainable.user_code.task_code import data_code

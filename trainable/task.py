@@ -27,7 +27,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.logged import Over, Reduce
 from trainable.losses import Weight, cross_entropy, evaluation_sums
-from trainable.splits import is_stream, sampler_problems, stream_problems
+from trainable.sample_kinds import is_stream, sampler_problems, stream_problems
 from trainable.user_code.task_import import nearest
 
 _STEPS: dict[int, tuple[weakref.ref[object], int]] = {}

@@ -25,9 +25,9 @@ from trainable.base_run import BestSoFar, describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.logged import Sums, combined
 from trainable.model import make_buffers_writable
+from trainable.object_kinds import signatures_once, tensor_signature
 from trainable.object_state import ObjectState, run_objects
 from trainable.optim import OptimizerState, evaluated_weights, members, modal_parameters
-from trainable.reachable import signatures_once, tensor_signature
 from trainable.step import Step
 from trainable.store.snapshot import snapshot
 from trainable.streams import Source

@@ -17,7 +17,7 @@ from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.stores import best_generation, reach_tracking
 from sweeps.view.sweep_view import NoBest, SweepView
-from tracking.registry import ModelVersion, NotRegistered, register_model
+from tracking.model_registry import ModelVersion, NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
 from trainable.export import load_model

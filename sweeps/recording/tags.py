@@ -1,7 +1,7 @@
 """What runs in the tracking store receive besides their curves: tags, the value over seeds.
 
 What must not live here: tags about the machine and the code (`engine.provenance`), which rows of a
-curve are sent (`tracking.trial_log`), and sending.
+curve are sent (`tracking.unsent_rows`), and sending.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ from tracking.tracker import (
     Tracker,
     choose_runs,
 )
-from tracking.trial_log import thin_rows
+from tracking.unsent_rows import thin_rows
 from trainable.store.metrics_file import read_rows
 from trainable.store.notes import tested_rows
 

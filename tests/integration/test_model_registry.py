@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.tracking_server import start_tracking_server
 from tracking.mlflow_server import connect
-from tracking.registry import ModelVersion, NotRegistered, register_model
+from tracking.model_registry import ModelVersion, NotRegistered, register_model
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import CommandLine
-from tracking.trial_log import thin_rows
+from tracking.unsent_rows import thin_rows
 from trainable.store.metrics_file import Row, read_rows
 
 pytestmark = pytest.mark.usefixtures("module_store")

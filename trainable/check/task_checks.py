@@ -44,11 +44,11 @@ from trainable.forms import (
     unweighted_sum,
     wrong_type,
 )
+from trainable.object_kinds import by_attributes, kind_of
 from trainable.optim import Scalar, builds_own
 from trainable.ranks import WHOLE
-from trainable.reachable import by_attributes, kind_of
+from trainable.sample_kinds import gives_batches, has_state, is_stream
 from trainable.seeding import HostRngState, preserved_host_rng
-from trainable.splits import gives_batches, has_state, is_stream
 from trainable.step import translate_torch_errors
 from trainable.streams import StreamReader, StreamSource, first_items, stream_name
 from trainable.task import Batch, Data, Task

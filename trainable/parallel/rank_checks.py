@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from trainable.data import SampledPlan
 from trainable.errors import ConfigError, TaskError
+from trainable.object_kinds import tensor_signature
 from trainable.ranks import ALIKE_REMEDY
-from trainable.reachable import tensor_signature
 from trainable.streams import Plan
 from trainable.user_code.fingerprint import differences
 from trainable.user_code.task_import import listed

@@ -13,7 +13,7 @@ from tracking.address import store_identity
 from tracking.metric_points import PointRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import read_outbox
-from tracking.trial_log import Target
+from tracking.unsent_rows import Target
 
 
 def row(step: int, **metrics: float) -> PointRow:

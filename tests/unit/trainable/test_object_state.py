@@ -28,8 +28,8 @@ from torch.optim.swa_utils import AveragedModel
 from trainable.check.rehearsal import rehearse
 from trainable.errors import CheckpointError, TaskError, TrainingCaution
 from trainable.export import export_weights
+from trainable.object_kinds import tensor_signature
 from trainable.object_state import ObjectState, move_modules
-from trainable.reachable import tensor_signature
 from trainable.store.snapshot import parse_state, write_state
 
 pytestmark = pytest.mark.usefixtures("patient")

@@ -36,7 +36,7 @@ from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep, prepared
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
-from tracking.trial_log import Target
+from tracking.unsent_rows import Target
 from trainable.store.local import LocalFiles
 from trainable.store.metrics_file import LOGGED, Row
 

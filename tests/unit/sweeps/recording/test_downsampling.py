@@ -14,7 +14,7 @@ from sweeps.paths import SweepPaths
 from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.tags import attempt_tags, curve_tags, end_tags
 from sweeps.spec.spec import SweepSpec
-from tracking.trial_log import thin_rows
+from tracking.unsent_rows import thin_rows
 from trainable.store.metrics_file import Row
 
 EPOCH = 15

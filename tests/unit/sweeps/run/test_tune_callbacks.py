@@ -24,7 +24,7 @@ from sweeps.sweep_lock import SweepLock
 from sweeps.view.observer import TrialProgress
 from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.trial_log import Target
+from tracking.unsent_rows import Target
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 
 _METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
