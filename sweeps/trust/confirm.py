@@ -671,7 +671,7 @@ class ConfirmationResult:
         else:
             chances = [f"trial {one.number} {format_chance(one.p_best)}" for one in tied]
             yield (
-                f"Take trial {first.number}, of which the best {self.metric} is expected; "
+                f"Take trial {first.number}, which should have the best {self.metric}; "
                 f"{listed([f'trial {one.number}' for one in tied[1:]])} cannot be told apart from "
                 f"it. Probability of being the best: {listed(chances)} ({over})."
             )

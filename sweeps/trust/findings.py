@@ -262,7 +262,7 @@ class _Evidence:
         """Return how much seeds alone change the difference of two values."""
         found = chance_difference(self.view)
         if found is None:
-            return "; one training of each, so that seeds may have made a part of it"
+            return "; each was trained once, so that seeds may explain a part of it"
         return f"; a difference up to {format_number(found)} may come from the seeds alone (95 %)"
 
     def _has_own_values(self, record: TrialSummary) -> bool:

@@ -263,7 +263,7 @@ def test_leaders_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     assert result.first is not None
     assert_parts(
         result.sentences()[0],
-        f"Take trial {result.first.number}, of which",
+        f"Take trial {result.first.number}, which should",
         "cannot be told apart",
     )
 

@@ -104,7 +104,7 @@ def test_best_is_compared_with_the_specs_own_values(tmp_path: Path, mode: str) -
     said = _said(find(sweep.view))["best"]
     word = "lower" if mode == "min" else "higher"
     assert f"20 % {word} than 0.5 of trial 0, which has the values without the search" in said
-    assert "one training of each" in said
+    assert "each was trained once" in said
 
 
 def test_gain_is_told_with_what_seeds_alone_make(tmp_path: Path) -> None:
