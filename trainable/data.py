@@ -306,18 +306,20 @@ def end_processes(windows: object) -> None:
         shut_down()
 
 
-def end_loader_with_parent(_: int) -> None:
-    """End this loader process with the thread that started it.
+def begin_loader(_: int) -> None:
+    """Begin a loader process: it ends with the thread that started it.
 
     torch checks every five seconds, between two samples. A process that waits for a missing file
-    would outlive a killed trial and keep the trial's memory.
+    would outlive a killed trial and keep the trial's memory. What its parent had dropped is never
+    collected here: a closed group of ranks waits for threads that a fork does not have.
     """
     end_with_parent()
+    gc.freeze()
 
 
 def _begin_process(_: int) -> None:
     """Begin a loader process of an epoch."""
-    end_with_parent()
+    begin_loader(_)
     info = get_worker_info()
     assert info is not None
     cast("_SeededWindows", info.dataset).seed_generators(info.seed)

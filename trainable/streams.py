@@ -26,7 +26,7 @@ from trainable.data import (
     SplitReading,
     TensorSource,
     WindowPlan,
-    end_loader_with_parent,
+    begin_loader,
     end_processes,
     first_tensor,
     move,
@@ -203,7 +203,7 @@ class StreamSource:
             prefetch_factor=options.prefetch_factor,
             pin_memory=self._device.type == "cuda" and options.pin_memory is not False,
             generator=torch.Generator().manual_seed(0),  # keeps the global one unchanged
-            worker_init_fn=end_loader_with_parent,
+            worker_init_fn=begin_loader,
         )
         self._loaded = iter(loader)
         for window in self._loaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import random
 
@@ -395,3 +396,34 @@ def test_the_replayed_windows_are_not_sent(tmp_path, opened, configure):
     whole = [float(batch[2].sum()) for window in source.windows(0) for batch in window]
     again = [float(batch[2].sum()) for window in source.windows(0, 2) for batch in window]
     assert again == whole[2:]
+
+
+class Dropped:
+    """Garbage that only a collection finds, and that says so."""
+
+    found = False
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        Dropped.found = True
+
+
+class Collecting(Rows):
+    def saw(self, _):
+        gc.collect()
+        return Dropped.found
+
+
+def test_loader_process_collects_nothing_that_its_parent_had_dropped(
+    tmp_path, opened, configure
+) -> None:
+    gc.disable()
+    try:
+        Dropped()
+        assert set(_seen(tmp_path, opened, configure, Learned(Collecting), 1)) == {0.0}
+    finally:
+        gc.enable()
+    gc.collect()
+    assert Dropped.found, "there was garbage"
