@@ -314,8 +314,10 @@ class LightSweep:
         values = _values(rows[-1], spec.metrics)
         for metric, value in zip(spec.metrics, values, strict=True):
             if not math.isfinite(value):
-                broken = NonFiniteMetric(metric, len(rows), value)
-                return "failed", f"{broken.kind}: {broken}"
+                return "failed", (
+                    f"{NonFiniteMetric.kind}: {metric} is {value} in report {len(rows)}; a trial "
+                    "needs a finite value; return one, or raise an error that says what went wrong"
+                )
         why = stopper and stopper.stops(number, len(rows), as_value(values))
         if spec.patience is not None:
             first = spec.metrics[0]

@@ -155,6 +155,11 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
         )
     lines: list[RenderableType] = [table, *map(Text, found.sentences())]
     if found.first is not None:
+        if found.tied:
+            more = str(2 * max(len(one.values) for one in found.tied))
+            lines.append(
+                line(f"train them under more seeds: {paths.command('confirm', '--seeds', more)}")
+            )
         lines.append(line(f"show it: {paths.command('best', '--confirmed')}"))
     elif not found.has_ended or found.failed_leaders:
         lines.append(line(f"continue with: {paths.command('confirm')}"))

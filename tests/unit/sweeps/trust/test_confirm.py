@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli.app import app
+from sweeps.cli.trust import shown
 from sweeps.errors import OriginChanged, UserError
 from sweeps.formatting import format_number
 from sweeps.reconcile.extra_training import SeriesAdder
@@ -266,6 +269,10 @@ def test_leaders_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
         f"Take trial {result.first.number}, which should",
         "cannot be told apart",
     )
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(shown(result, made.paths))
+    printed = console.export_text()
+    assert_parts(printed, "under more seeds: ", "confirm small", "--seeds 6", "show it: ")
 
 
 def test_better_leader_is_taken(tmp_path: Path) -> None:
