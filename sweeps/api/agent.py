@@ -1,8 +1,8 @@
 """The agent's door: the sweeps below one directory as tools of the Model Context Protocol.
 
 A tool reads, or starts a command of `sweep`, which goes on when the server ends. None deletes
-anything or writes code, and none reaches what lies outside of the directory. It needs the extra
-`gradsweep[mcp]`. What must not live here: what a command does.
+anything or writes code, and no path that a tool is given leads out of the directory. It needs the
+extra `gradsweep[mcp]`. What must not live here: what a command does, and what a task may do.
 """
 
 from __future__ import annotations
@@ -77,11 +77,13 @@ class AgentTools:
     def resume(self, name: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         """Continue an interrupted sweep, or add trials by the overrides {"trials": 40}."""
         changed = override_texts(overrides)
+        sections = {key.partition(".")[0] for key in _ELSEWHERE}
         for text in changed:
-            if "${" in text or text.startswith(_ELSEWHERE):
+            key = text.partition("=")[0].strip()
+            if "${" in text or key.partition(".")[0] in sections:
                 raise UserError(
-                    f"{text.partition('=')[0]}: an agent changes neither where a sweep writes nor "
-                    "reads variables of the environment; its user does, by sweep resume"
+                    f"{key}: an agent changes neither where a sweep writes nor reads variables of "
+                    "the environment; its user does, by sweep resume"
                 )
         return self._start(name, "resume", name, *(f"-s{text}" for text in changed))
 

@@ -91,8 +91,14 @@ def test_agent_stays_in_its_directory(tmp_path: Path) -> None:
         assert_parts(said, "a.yaml:", "trials: -1 is out of range")
         assert_parts(await call("status", name="../x"), "'../x'", "path separator")
         assert_parts(await call("status", name="x"), "no sweep 'x'")
-        said = await call("resume", name="x", overrides={"name": "${HOME}"})
-        assert_parts(said, "name", "an agent changes neither")
+        for overrides in (
+            {"name": "${HOME}"},
+            {"storage.checkpoints": "s3://elsewhere/x"},
+            {"storage": {"checkpoints": "s3://elsewhere/x"}},
+            {" tracking": {"uri": "http://127.0.0.1:1"}},
+        ):
+            said = await call("resume", name="x", overrides=overrides)
+            assert_parts(said, next(iter(overrides)).strip(), "an agent changes neither")
 
     _ask(directory, stray)
     assert [path.name for path in directory.iterdir()] == ["link.yaml"]
