@@ -97,6 +97,13 @@ def test_sick_histories_are_described_in_a_sentence(look, history, sentence):
     assert "\n" not in signal.sentence
 
 
+def test_loss_whose_noise_hides_a_fall_is_no_plateau():
+    """A fall from 0.29 to 0.25 with a standard error of 0.035: neither flat nor surely falling."""
+    noisy = [level + side for level in (0.29, 0.25) for side in (0.25, -0.25) * 50]
+    assert health.loss_plateau(noisy) is None
+    assert health.loss_plateau([2 + one for one in noisy]) is not None  # 2 % of it at most
+
+
 def test_converged_run_is_no_plateau():
     flat = _noisy([0.01] * 200, 0.1)
     assert health.loss_plateau(flat, start=2.3) is None

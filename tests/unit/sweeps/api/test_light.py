@@ -17,6 +17,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from sweeps import Asked, SpecError, Sweep, SweepCommandError, UserError
 from sweeps.api import command
 from sweeps.errors import SearchChanged, SweepLockedError
+from sweeps.run.doctor import check_sweeps
 from sweeps.spec.space import Uniform
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
@@ -401,6 +402,11 @@ def test_sweep_with_a_task_has_nothing_to_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_doctor_finds_no_fault_in_what_only_sync_would_record(make: Callable[..., Sweep]) -> None:
+    sweep = make(square).run()
+    assert not list(check_sweeps(sweep.paths.root))
+
+
 def test_command_that_needs_the_function_names_the_script(
     make: Callable[..., Sweep], capfd: pytest.CaptureFixture[str]
 ) -> None:

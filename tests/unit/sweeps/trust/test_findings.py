@@ -196,6 +196,19 @@ def test_best_near_a_bound_widens_the_range(tmp_path: Path) -> None:
     assert found.changes_space
 
 
+def test_range_without_effect_is_not_widened(tmp_path: Path) -> None:
+    """The three best lie at the end of a range by chance, among trials that noise ranks."""
+    sweep, noise = MadeSweep(tmp_path, space=SPACE), random.Random(1)
+    for index, point in enumerate(_points(40)):
+        loss = 0.1 + index / 1000 if index < 3 else noise.uniform(0.2, 0.9)
+        end = {NORM: 9.9 - index / 10} if index < 3 else {}
+        sweep.add("complete", *(loss / epoch for epoch in range(1, 11)), params=point | end)
+    findings = find(sweep.view)
+    assert findings.importance is not None
+    assert "max_norm" in _said(findings)["importance"]
+    assert "bound" not in _said(findings)
+
+
 def test_explored_end_of_a_range_is_not_widened(tmp_path: Path) -> None:
     """Three trials between the best and the end of the range are worse."""
     sweep = stopped_sweep(tmp_path, low=1.5e-2, best=0.1)
