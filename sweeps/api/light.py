@@ -38,7 +38,7 @@ from sweeps.ledger.attributes import Abort
 from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import Ending, TrialRecord
-from sweeps.ledger.warm_start import collect_warm_start
+from sweeps.ledger.warm_start import collect_warm_start, with_history
 from sweeps.path_checks import check_writable
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.failure_policy import Failure, RepeatedFailureDetector, remedy
@@ -193,9 +193,10 @@ class LightSweep:
         """Open the sweep, or create it."""
         if self._now is not None:
             return self._now
-        paths, spec = self._paths, self._spec
+        paths = self._paths
         check_writable(paths.root, "root")
         check_owner(paths.directory)
+        self._spec = spec = with_history(paths, self._spec)[0]
         warm = collect_warm_start(paths.root, spec)
         if not paths.exists():
             dry_run(spec, warm)

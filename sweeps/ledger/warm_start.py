@@ -1,30 +1,38 @@
-"""Collect trials of earlier sweeps from which a new sweep's sampler learns.
+"""What a new sweep learns from earlier ones: their trials, or priors of its space.
 
-The trials are chosen when the new sweep is created, and stored in its ledger. So the earlier sweep
-may be deleted. The trials do not count as trials of the new sweep; they only influence
-suggestions. What must not live here: how samplers receive them (`sweeps.search.suggest`).
+Both are read when the new sweep is created. The trials that `search.warm_start` names are stored
+in its ledger, the priors of `search: {priors: history}` in its spec. So the earlier sweeps may be
+deleted. What must not live here: how samplers receive trials (`sweeps.search.suggest`), and which
+trials are drawn around priors (`sweeps.search.prior_trials`).
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
-from sweeps.errors import Issue, SpecError, UserError
+from sweeps.errors import Issue, LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.ranking import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialSummary
-from sweeps.paths import SweepPaths, command_line
+from sweeps.paths import SweepPaths, command_line, list_sweeps
+from sweeps.spec.applied_priors import WIDE
+from sweeps.spec.priors import Prior
 from sweeps.spec.revisions import read_revisions, read_spec
+from sweeps.spec.space import Choice, Distribution, Powers
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
 from sweeps.stopping.rule import make_pausing_rule
+from trainable.user_code.task_import import BUILT_IN
 
 
 class WarmStartRefused(UserError):
@@ -91,6 +99,108 @@ def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
     return WarmStart(taken, f"warm start from {' and '.join(parts)}{_not_compared(spec, taken)}")
 
 
+LEAST_HISTORY = 5
+"""An earlier sweep with fewer trials says nothing about where good values are."""
+_LEADERS = 4
+"""One of so many trials of an earlier sweep is a leader."""
+_NARROWEST = 0.05
+"""The least width of a prior from earlier sweeps."""
+
+
+def with_history(paths: SweepPaths, spec: SweepSpec) -> tuple[SweepSpec, str]:
+    """Return a new sweep's spec with the priors that earlier sweeps give, and where they are from.
+
+    With `search: {priors: history}`, the best trial of the largest earlier sweep of the same task
+    is where good values are expected. The width of a prior is the standard deviation of the
+    leaders of all these sweeps, between 0.05 and 0.25 of the range. A parameter that this sweep
+    did not search, or that has a prior of its own, gets none. A sweep that exists keeps the priors
+    that it was created with.
+    """
+    if spec.search.priors != "history":
+        return spec, ""
+    if paths.exists():
+        stored = read_spec(paths.spec).spec.space
+        kept = {
+            key: replace(one, prior=stored[key].prior) if key in stored else one
+            for key, one in spec.space.items()
+        }
+        return spec.model_copy(update={"space": kept}), ""
+    earlier: dict[str, Sequence[PriorTrial]] = {}
+    unreadable = ""
+    for other in list_sweeps(paths.root):
+        try:
+            found = _same_task(other, spec)
+        except (RevisionError, SpecError, LedgerError, OSError) as error:
+            unreadable += f"; {error}"
+            continue
+        if len(found) >= LEAST_HISTORY and found[0].complete:
+            earlier[other.name] = found
+    if not earlier:
+        return spec, (
+            f"no priors from earlier sweeps: none below {paths.root} has {LEAST_HISTORY} trials "
+            f"of task {spec.task.name} by {spec.metric} within this space{unreadable}"
+        )
+    space = history_priors(spec.space, [*earlier.values()])
+    keys = [key for key, one in space.items() if one != spec.space[key]]
+    return (
+        spec.model_copy(update={"space": space}),
+        f"priors of {', '.join(keys) or 'no parameter'} from sweeps {', '.join(earlier)}",
+    )
+
+
+def _same_task(paths: SweepPaths, spec: SweepSpec) -> Sequence[PriorTrial]:
+    """Return the trials of an earlier sweep, the best first, if its task is the same.
+
+    A parameter that the sweep did not search is left out of its trials.
+    """
+    other = read_spec(paths.spec).spec
+    same = attrgetter("task.name", "metric", "mode", "select")
+    view = LedgerReader(paths.ledger)
+    here = spec.task.name in BUILT_IN or view.run_from.get("code") == os.getcwd()
+    if same(other) != same(spec) or not here:
+        return []
+    return [
+        replace(one, params={key: one.params[key] for key in one.params if key in other.space})
+        for one in best_first(_take_all(paths, view, spec, other)[0], spec.modes[0] == "min")
+    ]
+
+
+def best_first(trials: Iterable[PriorTrial], minimize: bool) -> list[PriorTrial]:
+    """Return trials of one sweep: complete ones by value, then stopped ones, the longest first."""
+    sign = 1 if minimize else -1
+    return sorted(
+        trials,
+        key=lambda one: (not one.complete, -one.epoch * (not one.complete), sign * one.value),
+    )
+
+
+def history_priors(
+    space: Mapping[str, Distribution], earlier: Sequence[Sequence[PriorTrial]]
+) -> dict[str, Distribution]:
+    """Return a space with the priors that earlier sweeps give; see `with_history`.
+
+    Args:
+        space: The distributions of the new sweep.
+        earlier: The trials of each earlier sweep, the best first.
+    """
+    most = max(earlier, key=len)
+    leaders = [one.params for some in earlier for one in some[: max(1, len(some) // _LEADERS)]]
+
+    def with_prior(key: str, one: Distribution) -> Distribution:
+        values = [params[key] for params in leaders if key in params]
+        if one.prior is not None or key not in most[0].params:
+            return one
+        expected = most[0].params[key]
+        if isinstance(one, Choice) and not isinstance(one, Powers):
+            width = sum(value != expected for value in values) / len(values)
+        else:
+            width = pstdev(map(one.share, values))
+        width = round(min(max(width, _NARROWEST), WIDE), 3)
+        return replace(one, prior=Prior(expected, width))
+
+    return {key: with_prior(key, one) for key, one in space.items()}
+
+
 def _not_compared(spec: SweepSpec, taken: Sequence[PriorTrial]) -> str:
     """Return what follows if trials have no reports that can be compared; empty if all have."""
     num = sum(not one.reports for one in taken)
@@ -122,7 +232,13 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
                 "cannot learn from other values; leave it out of search.warm_start",
             )
-    view = LedgerReader(paths.ledger)
+    return _take_all(paths, LedgerReader(paths.ledger), spec, other)
+
+
+def _take_all(
+    paths: SweepPaths, view: LedgerReader, spec: SweepSpec, other: SweepSpec
+) -> tuple[list[PriorTrial], Counter[str]]:
+    """Return an earlier sweep's trials as points of a new one, and why others are left out."""
     reports, seeds = view.reports(), configurations(view.trials)
     budgets = frozenset(one.budget.reports for one in read_revisions(paths.spec))
     source = _Source(spec, other, budgets)

@@ -20,7 +20,7 @@ from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskInspector
 from sweeps.errors import ExitRequested, Issue, LedgerError, LockLost, SweepExists, UserError
 from sweeps.ledger.trials import of_search
-from sweeps.ledger.warm_start import WarmStart, collect_warm_start
+from sweeps.ledger.warm_start import WarmStart, collect_warm_start, with_history
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
 from sweeps.run.prepared import PreparedSweep, RunDisplay, RunOptions
@@ -82,6 +82,9 @@ def start(
             raise SweepExists(paths)
         check_owner(paths.directory)
         check_below_root(paths, spec, display.warn)
+        spec, priors = with_history(paths, spec)
+        if priors:
+            display.warn(priors)
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
         return attempt(paths, spec, display, options, new=True)

@@ -40,6 +40,12 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"{write_flow(new.warm_start)}: a warm start is read once, when a sweep is created; "
             "start a new sweep with `sweep run FILE --name NAME`"
         )
+    if new.priors == "history" != old.priors:
+        raise SearchChanged(
+            f"search.priors is {write_flow(old.priors)} in this sweep and cannot become history: "
+            "earlier sweeps are read once, when a sweep is created; write prior: VALUE beside a "
+            "distribution, or start a new sweep with `sweep run FILE --name NAME`"
+        )
     if old.points[:num_trials] != new.points[:num_trials]:
         raise SearchChanged(
             f"search.try_first is {write_flow(old.try_first)} in this sweep, and its first "

@@ -231,11 +231,12 @@ class SearchConfig(Section):
     """Comparisons between parameters that every trial must satisfy."""
     warm_start: Annotated[list[str], BeforeValidator(sweep_names)] = Field(default_factory=list)
     """Earlier sweeps below the same root, from whose trials the sampler learns, too."""
-    priors: Literal["defaults"] | None = Field(
+    priors: Literal["defaults", "history"] | None = Field(
         default=None, examples=["defaults"], exclude_if=equal_to(None)
     )
     """`defaults`: searched parameters of the optimizer without a `prior` have the optimizer's
-    default as a weak one; null: only parameters with a `prior` have one."""
+    default as a weak one; `history`: parameters without a `prior` have one from earlier sweeps of
+    the same task below the same root; null: only parameters with a `prior` have one."""
 
     @property
     def points(self) -> list[dict[str, Any]]:

@@ -120,6 +120,7 @@ class PlanResult:
         outside = {
             WORKERS: max(spec.searched_workers or (spec.resources.workers,)) > 1,
             "search.warm_start": spec.search.warm_start,
+            "search.priors": spec.search.priors == "history",
             "tracking.uri": spec.tracking.uri,
             "storage.checkpoints": spec.storage.checkpoints,
         }

@@ -3,7 +3,9 @@
     python -m tests.bench.priors --rows FILE [--minutes 10] [--seeds 20] [--problems ...]
 
 The same search with no prior, with one at the best point, off the best point by one width in each
-parameter, in the corner farthest from it, and at the worst point. Problems are the closed forms of
+parameter, in the corner farthest from it, and at the worst point. And with the priors of an
+earlier sweep: of the same problem with another seed, of another problem, and of the same problem
+upside down, which is as wrong as a history can be. Problems are the closed forms of
 `quality_cases` and recorded curves; only tables for designing are used. What is in FILE is not
 measured again. What must not live here: counting epochs (`quality_sweeps`), tables
 (`curves.tables`).
@@ -22,7 +24,9 @@ from typing import Any
 import numpy as np
 import optuna
 
+from sweeps.ledger.warm_start import PriorTrial, best_first, history_priors
 from sweeps.spec.priors import PRIOR, WIDTH
+from sweeps.spec.search_space import SearchSpace
 from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.pool import Pool, PooledOurs
@@ -35,7 +39,8 @@ from tests.bench.rows_file import Row, add_missing, named_file, read
 from tests.bench.table import Goal, Result, size
 
 NONE, AT, NEAR, CORNER, WORST = "none", "at the best", "off by a width", "far corner", "worst"
-PRIORS = (NONE, AT, NEAR, CORNER, WORST)
+HISTORY, OTHER, REVERSED = "earlier sweep", "earlier sweep of another task", "reversed sweep"
+PRIORS = (NONE, AT, NEAR, CORNER, WORST, HISTORY, OTHER, REVERSED)
 FORMS = tuple(name for name, one in PROBLEMS.items() if one.speeds)
 KEYS = ("seed", "problem", "prior")
 """What a row is known by."""
@@ -43,8 +48,18 @@ SEEDS = 20
 MOST = 1500
 """Epochs after which a search of a closed form is given up, and counted with so many."""
 WORKERS = 4
-GAIN, COST = 1 / 1.5, 1.2
-"""The goals: epochs with a prior that is right, or wrong, as a multiple of those without."""
+GOALS = {
+    AT: 1 / 1.5,
+    NEAR: 1 / 1.5,
+    CORNER: 1.2,
+    WORST: 1.2,
+    HISTORY: 0.6,
+    OTHER: 1.1,
+    REVERSED: 1.1,
+}
+"""Epochs with a prior of each kind, as a multiple of those without."""
+EARLIER = 24
+"""Trials of an earlier sweep."""
 _SEARCH = {"search": {"sampler": "tpe"}, "early_stopping": {**ASHA, "scheduler": "asha_promote"}}
 _BEST = {
     "branin": (3.141593, 2.275),
@@ -99,7 +114,14 @@ def with_priors(
 def measure(seed: int, name: str, kind: str) -> Row:
     """Run one search; returns after how many epochs its best trial was good enough."""
     search = _Search(name)
-    spec = search.spec(places(name, kind, seed), seed)
+    if kind in (HISTORY, OTHER, REVERSED):
+        spec = search.spec(None, seed)
+        earlier = earlier_trials(name, kind, seed, spec.search_space())
+        if earlier:
+            update = {"space": history_priors(spec.space, [earlier])}
+            spec = spec.model_copy(update=update)
+    else:
+        spec = search.spec(places(name, kind, seed), seed)
     side, train, regret = search.side(spec, seed)
     lowest, spent, reached = math.inf, 0, None
     reports = drive(side, train, epochs=spec.budget.reports, at_once=WORKERS)
@@ -113,6 +135,25 @@ def measure(seed: int, name: str, kind: str) -> Row:
             break
     around = sum(trial.from_priors for trial in side.trials())
     return {"reached": reached, "spent": spent, "around": around, "trials": len(side.trials())}
+
+
+def earlier_trials(name: str, kind: str, seed: int, space: SearchSpace) -> list[PriorTrial]:
+    """Run an earlier sweep; returns its trials within a space, the best first."""
+    others = [one for one in (FORMS if name in PROBLEMS else DESIGN) if one != name]
+    source = others[seed % len(others)] if kind == OTHER else name
+    search = _Search(source)
+    spec = search.spec(None, seed + 1000).model_copy(update={"trials": EARLIER})
+    side, train, _ = search.side(spec, seed + 1000)
+    for _ in drive(side, train, epochs=spec.budget.reports, at_once=WORKERS):
+        pass
+    found = [
+        PriorTrial(point, one.value, one.epoch, one.state == "complete")
+        for one in side.trials()
+        if one.value is not None
+        if (point := space.project(one.params)) is not None
+    ]
+    found = best_first(found, True)
+    return found[::-1] if kind == REVERSED else found
 
 
 class _Search:
@@ -228,7 +269,7 @@ def show(rows: list[Row]) -> list[Result]:
             )
         )
         if kind != NONE:
-            goal = Goal("ratio", GAIN if kind in (AT, NEAR) else COST)
+            goal = Goal("ratio", GOALS[kind])
             title = f"priors {name}, {kind}, {len(chosen)} seeds (95 %) / no prior"
             spread = (ends[0], ratio, ends[1])
             mid, other = float(np.median(mine)), float(np.median(theirs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,19 @@ from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.reasons import BY_THE_SWEEP, BY_THE_USER
-from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
+from sweeps.ledger.warm_start import (
+    WarmStart,
+    WarmStartRefused,
+    collect_warm_start,
+    with_history,
+)
 from sweeps.paths import SweepPaths
 from sweeps.run.session import open_ledger
 from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
+from sweeps.spec.priors import Prior
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import SweepSpec
 from tests.slices import samplers
@@ -385,3 +392,66 @@ def test_prior_configuration_has_its_value_at_the_end(tmp_path: Path, select: st
     _own(ledger, spec, *[0.5] * 9)
     views = [trial.value for trial in old.ledger.trials() if trial.role == "search"]
     assert _shown(spec, ledger)[:2] == pytest.approx(views)
+
+
+LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
+
+
+def _with_history(root: Path, *overrides: str) -> tuple[SweepSpec, str]:
+    spec = spec_of("search.priors=history", "name=new", *overrides)
+    return with_history(SweepPaths(root, "new"), spec)
+
+
+def test_history_expects_good_values_where_the_leaders_of_earlier_sweeps_are(
+    tmp_path: Path,
+) -> None:
+    made = _earlier(tmp_path)
+    _earlier(tmp_path, "few", trials=3)
+    complete = [one for one in made.ledger.trials() if one.state == "complete"]
+    best, *others = sorted(complete, key=lambda one: one.value or math.inf)[:5]
+    spec, found = _with_history(tmp_path)
+    assert found == f"priors of {LR}, {NORM} from sweeps old"
+    for key, one in spec.space.items():
+        assert one.prior is not None
+        assert one.prior.value == best.params[key]
+        shares = [one.share(trial.params[key]) for trial in (best, *others)]
+        assert one.prior.width == pytest.approx(
+            min(max(statistics.pstdev(shares), 0.05), 0.25), abs=1e-3
+        )
+
+
+def test_history_leaves_a_prior_of_ones_own_and_what_was_not_searched(tmp_path: Path) -> None:
+    made = _earlier(tmp_path)
+    decay = "train.optimizer.weight_decay"
+    space = {key: one.to_data() for key, one in made.spec.space.items()}
+    space[LR] |= {"prior": 0.003}
+    space[decay] = {"loguniform": [1e-5, 1.0]}
+    spec, found = _with_history(tmp_path, f"space={json.dumps(space)}")
+    assert found == f"priors of {NORM} from sweeps old"
+    assert spec.space[LR].prior == Prior(0.003)
+    assert spec.space[decay].prior is None
+
+
+@pytest.mark.parametrize("override", ["metric=val/accuracy", "mode=max", "task=blobs"])
+def test_history_of_another_question_gives_no_prior(tmp_path: Path, override: str) -> None:
+    _earlier(tmp_path)
+    spec, found = _with_history(tmp_path, override)
+    assert all(one.prior is None for one in spec.space.values())
+    assert found.startswith(f"no priors from earlier sweeps: none below {tmp_path} has 5 trials")
+
+
+def test_history_tells_of_sweeps_that_it_cannot_read(tmp_path: Path) -> None:
+    SweepPaths(tmp_path, _earlier(tmp_path).spec.name).ledger.write_bytes(b"damaged")
+    assert "old" in _with_history(tmp_path)[1].partition("within this space")[2]
+
+
+def test_history_is_read_once(tmp_path: Path) -> None:
+    """The priors are those of the stored spec; the earlier sweeps may go, or others come."""
+    _earlier(tmp_path)
+    spec, _ = _with_history(tmp_path)
+    _create(tmp_path, spec)
+    shutil.rmtree(tmp_path / "old")
+    again, found = _with_history(tmp_path)
+    assert (again.space, found) == (spec.space, "")
+    with pytest.raises(SearchChanged, match="earlier sweeps are read once"):
+        check_search_changes(spec_of(), spec, 0)
