@@ -25,8 +25,8 @@ from sweeps.ledger.ranking import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths, command_line, list_sweeps
-from sweeps.spec.applied_priors import WIDE
-from sweeps.spec.priors import Prior
+from sweeps.spec.applied_priors import WIDE, applied_priors
+from sweeps.spec.priors import WIDTH, Prior
 from sweeps.spec.revisions import read_revisions, read_spec
 from sweeps.spec.space import Choice, Distribution, Powers
 from sweeps.spec.spec import SweepSpec
@@ -103,6 +103,8 @@ LEAST_HISTORY = 5
 """An earlier sweep with fewer trials says nothing about where good values are."""
 _LEADERS = 4
 """One of so many trials of an earlier sweep is a leader."""
+_FEWEST = 3
+"""Fewer leaders do not show how far good values lie apart."""
 _NARROWEST = 0.05
 """The least width of a prior from earlier sweeps."""
 
@@ -141,10 +143,11 @@ def with_history(paths: SweepPaths, spec: SweepSpec) -> tuple[SweepSpec, str]:
             f"of task {spec.task.name} by {spec.metric} within this space{unreadable}"
         )
     space = history_priors(spec.space, [*earlier.values()])
-    keys = [key for key, one in space.items() if one != spec.space[key]]
+    new = {key: one for key, one in space.items() if one != spec.space[key]}
+    priors = applied_priors(new, spec.train.optimizer.name, with_defaults=False)
     return (
         spec.model_copy(update={"space": space}),
-        f"priors of {', '.join(keys) or 'no parameter'} from sweeps {', '.join(earlier)}",
+        f"priors from {', '.join(earlier)}: {', '.join(map(str, priors)) or 'none'}",
     )
 
 
@@ -191,7 +194,9 @@ def history_priors(
         if one.prior is not None or key not in most[0].params:
             return one
         expected = most[0].params[key]
-        if isinstance(one, Choice) and not isinstance(one, Powers):
+        if len(values) < _FEWEST:
+            width = WIDTH
+        elif isinstance(one, Choice) and not isinstance(one, Powers):
             width = sum(value != expected for value in values) / len(values)
         else:
             width = pstdev(map(one.share, values))
