@@ -71,6 +71,8 @@ class MissingData:
     """The trial's number; None: the sweep's own run."""
     is_gone: bool = False
     """The store has no such run."""
+    is_new: bool = False
+    """No store has received it yet: it is not lost."""
     is_deleted: bool = False
     """The run is in the store's trash."""
     has_wrong_status: bool = False
@@ -155,21 +157,21 @@ def is_concluded(ledger: LedgerReader) -> bool:
 
 
 class StoreComparison:
-    """Finds what a tracking store lacks of a sweep."""
+    """Finds what a tracking store lacks of a sweep.
 
-    def __init__(
-        self,
-        paths: SweepPaths,
-        spec: SweepSpec,
-        tracked_sweep_status: str | None,
-        tracker: Tracker,
-    ) -> None:
+    Runs that were not delivered before this is made, to any store, are new.
+    """
+
+    def __init__(self, paths: SweepPaths, spec: SweepSpec, tracker: Tracker) -> None:
         self._paths, self._spec = paths, spec
         self._ledger = LedgerReader(paths.ledger)
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
         self._concluded = is_concluded(self._ledger)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
+        delivered = read_outbox(paths.outbox)
+        self._delivered = _known_runs(delivered).keys()
+        tracked_sweep_status = delivered.tracked_sweep_status
         if tracked_sweep_status is None and self._concluded:
             tracked_sweep_status = "FINISHED" if self._ledger.front() else "FAILED"
         endings: tuple[Status, ...] = ("FINISHED", "FAILED")
@@ -186,19 +188,17 @@ class StoreComparison:
         return self._tracker.reader(self._spec.name, known)
 
     def missing_runs(self) -> list[MissingData]:
-        """Return the runs that the store lacks or has with another status."""
-        delivered = read_outbox(self._paths.outbox)
-        runs = self.store.runs(self.sweep_id)
-        return _check_runs(self.records, delivered, runs, self._status(delivered))
+        """Return the runs that the store lacks or has with another status, if it is readable."""
+        if not self._tracker.reads_back:
+            return []
+        return self._check_runs(read_outbox(self._paths.outbox), self.store.runs(self.sweep_id))
 
     def all_missing(self) -> list[MissingData]:
         """Return everything that the store lacks of what was sent; the outbox must be empty."""
         delivered, front = read_outbox(self._paths.outbox), self._front_tags()
         runs = self.store.runs(self.sweep_id)
-        checked = _check_runs(self.records, delivered, runs, self._status(delivered))
-        found = {one.trial: one for one in checked}
-        known = {**delivered.run_ids, SWEEP: delivered.sweep_run_id or ""}
-        chosen = choose_runs(runs, known)
+        found = {one.trial: one for one in self._check_runs(delivered, runs)}
+        chosen = choose_runs(runs, _known_runs(delivered))
         every_run: list[TrialRecord | None] = [None, *self.records]
         for first in range(0, len(every_run), _BATCH_SIZE):
             part = every_run[first : first + _BATCH_SIZE]
@@ -225,9 +225,18 @@ class StoreComparison:
                     found[gone.trial] = self._whole(gone, record)
         return list(found.values())
 
-    def _status(self, delivered: DeliveryStatus) -> str | None:
-        """Return the status of the sweep's own run; None: a killed driver did not send it."""
-        return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
+    def _check_runs(
+        self, delivered: DeliveryStatus, runs: Sequence[StoredRun]
+    ) -> list[MissingData]:
+        # a killed driver did not send the end of a sweep that still counts as running
+        running = delivered.tracked_sweep_status == "RUNNING"
+        status = None if running else stored_status(self._ending)
+        found = _check_runs(self.records, delivered, runs, status)
+        known = self._delivered | _known_runs(delivered).keys()
+        return [
+            replace(one, is_new=(SWEEP if one.trial is None else one.trial) not in known)
+            for one in found
+        ]
 
     def _expected(
         self, record: TrialRecord | None, front: Mapping[int | None, Mapping[str, str]]
@@ -298,9 +307,7 @@ def _check_runs(
     sweep_status: str | None,
 ) -> list[MissingData]:
     """Compare which runs exist, and the statuses of ended trials without entries in the outbox."""
-    known = dict(delivered.run_ids)
-    if delivered.sweep_run_id is not None:
-        known[SWEEP] = delivered.sweep_run_id
+    known = _known_runs(delivered)
     chosen = choose_runs(runs, known)
     expected: dict[int, str | None] = {SWEEP: sweep_status}
     for record in records:
@@ -409,6 +416,12 @@ def stored_rows(
         return [*thin_rows(read_rows(directory), every, ended=True), *tested_rows(directory)]
     empty = DeliveryStatus(0, 0, None, None, {})
     return thin_rows(trial_state(paths, spec, record, empty).rows, every)
+
+
+def _known_runs(delivered: DeliveryStatus) -> dict[int, str]:
+    """Return the ids of the runs that were created, those of trials and the sweep's own."""
+    own = delivered.sweep_run_id
+    return dict(delivered.run_ids) if own is None else {**delivered.run_ids, SWEEP: own}
 
 
 def _name(trial: int) -> int | None:

@@ -104,10 +104,10 @@ def deliver(view: SweepView, *, verify: bool = False) -> SyncResult:
             end_orphans(lock.previous.token)
         undelivered = deliver_waiting(paths, spec, seconds=_PATIENCE)
         tracker.probe(known=spec.tracking.uri is None)
+        resender = _Resender(paths, spec, tracker)
         set_target(paths.outbox, tracker)
         drawn = record_drawing(paths, spec, drawing)
         before = read_outbox(paths.outbox)
-        resender = _Resender(paths, spec, before.tracked_sweep_status, tracker)
         sent = left = 0
 
         def send() -> None:
@@ -124,11 +124,7 @@ def deliver(view: SweepView, *, verify: bool = False) -> SyncResult:
             send()
             still = resender.all_missing() if missing and not left else []
         else:
-            missing = resender.missing_runs() if tracker.reads_back else []
-            if before.sweep_run_id is None:  # the sweep's own run is new, and not lost
-                new = [one for one in missing if one.trial is None]
-                resender.send(new)
-                missing = [one for one in missing if one.trial is not None]
+            missing = resender.missing_runs()
             # A user deleted the runs in the trash; they stay there.
             still = [one for one in missing if one.is_deleted]
             resender.send([one for one in missing if not one.is_deleted])
@@ -141,7 +137,7 @@ def deliver(view: SweepView, *, verify: bool = False) -> SyncResult:
         after.refused,
         after.blocked_artifacts,
         drawn,
-        Missing.of(missing),
+        Missing.of(one for one in missing if not one.is_new),
         Missing.of(still),
         1 + len(resender.records),
         undelivered if undelivered and undelivered.waiting else None,

@@ -243,9 +243,7 @@ def _tracking(
         yield Contradiction("tracking store", what, remedy, str(file))
         return
     try:
-        comparison = StoreComparison(
-            paths, spec, delivered.tracked_sweep_status, tracker_at(None, paths.root)
-        )
+        comparison = StoreComparison(paths, spec, tracker_at(None, paths.root))
         runs = comparison.store.runs(comparison.sweep_id)
         counts = Counter(run.trial for run in runs if not run.deleted)
         for trial, count in sorted(counts.items()):

@@ -258,6 +258,20 @@ def test_lost_runs_are_resent_automatically(root: Path, name: str) -> None:
     assert not deliver(_view(root)).missing
 
 
+def test_new_runs_are_sent_and_not_called_missing(tmp_path: Path) -> None:
+    new = MadeSweep(tmp_path, NAME)
+    _add(new, "complete", [0.4])
+    assert not deliver(new.view).missing
+    assert {status[0] for status in _held(new.paths.root).statuses} == {NAME, "trial-0000"}
+    _add(new, "failed", [0.5])
+    _sql(*_remove("name = 'trial-0000'"))(new.paths.root)
+    done = deliver(new.view)
+    assert done.missing.runs == 1
+    assert len(_held(new.paths.root).statuses) == 3
+    _sql(*_remove(f"name = '{NAME}'"))(new.paths.root)
+    assert deliver(new.view).missing.runs == 1, "the sweep's own run is lost, and no longer new"
+
+
 @pytest.mark.parametrize("name", sliced(DELETED, "runs deleted".__eq__))
 def test_deleted_runs_are_named_and_left_alone(root: Path, name: str) -> None:
     DELETED[name](root)
