@@ -24,7 +24,7 @@ from typing import IO
 
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
-from tracking.processes import lock_holders, user_name
+from tracking.lock_holders import lock_holders, user_name
 from trainable.store.regular_files import LARGEST_NOTE, make_directory, open_regular, read_regular
 
 _READER_SECONDS = 1.0

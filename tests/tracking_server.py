@@ -8,7 +8,6 @@ live here: the server behind `sweep ui` (`tracking.ui`).
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from tracking.ui import SERVER_ENVIRONMENT, UiServer, launch, listen
@@ -28,7 +27,7 @@ def start_tracking_server(uri: str, artifact_root: Path, port: int = 0) -> UiSer
     """
     with listen("127.0.0.1", port) as listener:
         port = listener.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    command = ["-m", "mlflow", "server", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--workers", "1"]
     command += ["--artifacts-destination", str(artifact_root.absolute())]
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}

@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from tracking.child_process import lower_priority, raise_priority, start_python
 from tracking.delivery import Delivery, NotStored, TrackingServer, error_line
 from tracking.limits import clean_text
 from tracking.outbox import Outbox, logger
-from tracking.processes import raise_priority, start_idle
 from tracking.trackers import choose_tracker
 
 _LINGER_SECONDS = 0.5
@@ -273,9 +273,14 @@ class DeliveryProcess:
         return self._thread.is_alive()
 
     def _start(self) -> subprocess.Popen[str]:
-        process = start_idle(
-            [sys.executable, "-P", "-m", "tracking.delivery_loop"], self._environment
+        pipe = subprocess.PIPE
+        process = start_python(
+            *("-m", "tracking.delivery_loop"),
+            environment=self._environment,
+            stdin=pipe,
+            stdout=pipe,
         )
+        lower_priority(process)
         _write(process.stdin, self._destination)
         return process
 

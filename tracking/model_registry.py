@@ -1,13 +1,18 @@
 """Register a model in MLflow's model registry, as a graph or on request as a pickle.
 
 Loading a graph runs no code. A pickle runs code; it is for models that cannot be exported as a
-graph. What must not live here: where the model comes from, and torch as an import.
+graph.
+
+    python -m tracking.model_registry DIRECTORY MODULE...
+
+loads a saved pickle where the modules cannot be imported. What must not live here: where the model
+comes from, and torch as an import.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -17,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracking.child_process import ChildFailed, run_child
 from tracking.mlflow_server import connect
 from tracking.trusted_stores import check_artifacts
 
@@ -27,13 +33,6 @@ ALIAS = "best"
 _DIGEST = "gradsweep.sha256"
 _FORMAT = "gradsweep.format"
 _GRAPH, _PICKLE = "pt2", "pickle"
-_LOAD = """
-import os, sys
-sys.modules.update(dict.fromkeys(sys.argv[2:]))  # importing one of them fails
-import mlflow.pytorch
-sys.path.append(os.getcwd())  # the model's class may be there; last, as for the import of a task
-mlflow.pytorch.load_model(sys.argv[1])
-"""
 
 
 class NotRegistered(Exception):
@@ -107,20 +106,15 @@ def _create(client: MlflowClient, name: str) -> None:
 
 def _check_loads(path: Path, without: Sequence[str]) -> None:
     """Load a pickle in a new process to check that it does not need the modules `without`."""
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", _LOAD, str(path), *without],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "true"},
-    )
-    if child.returncode:
-        reason = (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
+    environment = {**os.environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "true"}
+    try:
+        run_child(__spec__.name, str(path), *without, environment=environment)
+    except ChildFailed as error:
         raise NotRegistered(
-            f"the pickle does not load in a process without {', '.join(without)} ({reason}); "
+            f"the pickle does not load in a process without {', '.join(without)} ({error}); "
             "define the model's class in a module that imports none of them and is on the import "
             "path of the process that loads it"
-        )
+        ) from None
 
 
 def _save(model: Any, inputs: Sequence[Any], path: Path, form: str) -> None:
@@ -158,3 +152,19 @@ def _save(model: Any, inputs: Sequence[Any], path: Path, form: str) -> None:
             f"the model cannot be {what} ({type(error).__name__}: {reason[0] if reason else ''}); "
             f"{remedy}"
         ) from error
+
+
+def main(path: str, *without: str) -> None:
+    """Load a model in a process in which some modules cannot be imported."""
+    for name in [*sys.modules, *without]:
+        if name.partition(".")[0] in without:
+            sys.modules[name] = None  # type: ignore[assignment]  # importing it fails
+    import mlflow.pytorch
+
+    sys.path.append(os.getcwd())  # the model's class may be there; last, as for a task's import
+    with contextlib.redirect_stdout(sys.stderr):
+        mlflow.pytorch.load_model(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
+from tracking.lock_holders import describe_database_lock
 from tracking.metric_points import HighWaterMarks
-from tracking.processes import describe_database_lock
 
 FILE_NAME = "outbox.db"
 _WAIT_SECONDS = 60.0

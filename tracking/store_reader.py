@@ -15,16 +15,16 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from tracking.address import is_database, sqlite_file
+from tracking.child_process import ChildFailed, run_child
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.mlflow_compat import (
     ARTIFACT_ADDRESSES_QUERY,
@@ -66,23 +66,15 @@ def read_runs(
     if is_database(uri):
         return open_reader(uri, experiment, experiment_id).runs(sweep_id)
     try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-m", "tracking.store_reader"],
-            input=json.dumps([uri, experiment, experiment_id, sweep_id]) + "\n",
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_CHILD_SECONDS,
-            check=False,
-            start_new_session=True,  # so that only the driver handles Ctrl-C
+        reply = run_child(
+            "tracking.store_reader",
+            requests=[json.dumps([uri, experiment, experiment_id, sweep_id])],
+            environment=environment,
+            seconds=_CHILD_SECONDS,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ChildFailed) as error:
         raise StoreUnreadable(uri, error) from error
-    try:
-        answer = json.loads(child.stdout.strip().split("\n")[-1])
-    except ValueError as error:
-        raise StoreUnreadable(uri, f"exit code {child.returncode}") from error
+    answer = json.loads(reply)
     if isinstance(answer, str):
         raise StoreUnreadable(uri, answer)
     return [StoredRun(*run) for run in answer]
@@ -269,10 +261,11 @@ def _number(text: str | None) -> int | None:
 def main() -> None:
     """Read a request from standard input and write the answer to standard output."""
     uri, experiment, experiment_id, sweep_id = json.loads(sys.stdin.readline())
-    try:
-        answer: Any = open_reader(uri, experiment, experiment_id).runs(sweep_id)
-    except StoreUnreadable as error:
-        answer = str(error.__cause__ or error)
+    with redirect_stdout(sys.stderr):  # a library may print
+        try:
+            answer: Any = open_reader(uri, experiment, experiment_id).runs(sweep_id)
+        except StoreUnreadable as error:
+            answer = str(error.__cause__ or error)
     print(json.dumps(answer))
 
 

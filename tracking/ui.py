@@ -7,15 +7,12 @@ printing.
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -26,6 +23,7 @@ from typing import IO
 from urllib.parse import quote, urlencode, urlsplit
 
 from redaction.secrets import redact
+from tracking.child_process import end_group, start_python
 from tracking.ui_app import ENV_LOGIN, ENV_STORE, LOGIN, cookie_name
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
@@ -59,7 +57,7 @@ class UiServer:
     def __init__(
         self,
         url: str,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[str],
         log: IO[bytes],
         login: str | None = None,
     ) -> None:
@@ -120,11 +118,7 @@ class UiServer:
             redirect_file.unlink(missing_ok=True)
         if self._log.closed:
             return
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_SECONDS)
-        self._signal(signal.SIGKILL)  # also for workers that outlive the main process
-        self._process.wait()
+        end_group(self._process, _STOP_SECONDS)
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._log.close()
@@ -141,10 +135,6 @@ class UiServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 def start_server(
@@ -169,28 +159,27 @@ def start_server(
     with listen(_HOST, port) as listener:
         module, *more = program
         place = [str(listener.fileno()), str(artifact_root.absolute())]
-        command = [sys.executable, "-P", "-m", module, *place, *more]
+        command = ["-m", module, *place, *more]
         url = f"http://{_HOST}:{listener.getsockname()[1]}"
         return launch(command, environment, url, login=login, pass_fd=listener.fileno())
 
 
 def launch(
-    command: Sequence[str],
+    arguments: Sequence[str],
     environment: Mapping[str, str],
     url: str,
     *,
     login: str | None = None,
     pass_fd: int | None = None,
 ) -> UiServer:
-    """Start a server's process and wait until it answers."""
+    """Start a server in a Python with these arguments, and wait until it answers."""
     log = tempfile.TemporaryFile()  # noqa: SIM115 - Server.stop closes it
-    process = subprocess.Popen(
-        command,
-        env=environment,
+    process = start_python(
+        *arguments,
+        environment=environment,
         stdin=subprocess.PIPE,  # ends with this process: see `tracking.ui_app`
         stdout=log,
         stderr=log,
-        start_new_session=True,
         pass_fds=[] if pass_fd is None else [pass_fd],
     )
     server = UiServer(url, process, log, login)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from redaction.secrets import redact
-from sweeps.api.command import SweepCommandError, read_command
+from sweeps.api.command import SweepCommandError, read_command, start_unseen
 from sweeps.api.sweep_file import override_texts, sweep_file
 from sweeps.errors import LedgerError, UserError
 from sweeps.paths import SweepPaths, list_sweeps
@@ -93,7 +91,7 @@ class AgentTools:
 
     def stop(self, name: str) -> dict[str, Any]:
         """Stop a sweep, whose trials save first; `resume` continues it."""
-        self._command("stop", name)
+        self._read("stop", name, *self._rooted(name))
         return self.status(name)
 
     def sweeps(self) -> list[str]:
@@ -147,20 +145,13 @@ class AgentTools:
         found: dict[str, Any] = read_command([*arguments, "--json"])
         return found
 
-    def _command(self, command: str, name: str) -> None:
-        with tempfile.TemporaryFile("w+") as output:
-            child = self._child([command, name, *self._rooted(name)], output.fileno())
-            if child.wait():
-                output.seek(0)
-                raise UserError(output.read().strip())
-
     def _start(self, name: str, *arguments: str) -> dict[str, Any]:
         """Start a command that runs trials; return the sweep's status once it does."""
         paths = SweepPaths(self._root, name)
         if is_held(paths.lock):
             raise UserError(f"sweep '{name}' runs already; stop it first, or wait for its end")
         with tempfile.TemporaryFile("w+") as output:
-            child = self._child([*arguments, "--root", str(self._root)], output.fileno())
+            child = start_unseen([*arguments, "--root", str(self._root)], output)
             deadline = time.monotonic() + _START_SECONDS
             while child.poll() is None and time.monotonic() < deadline:
                 if paths.exists() and is_held(paths.lock):
@@ -170,15 +161,6 @@ class AgentTools:
                 output.seek(0)
                 raise UserError(output.read().strip())
         return self.status(name)
-
-    def _child(self, arguments: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "sweeps.entry", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
 
 
 def _stays_inside(spec: SweepSpec) -> None:

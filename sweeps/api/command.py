@@ -16,6 +16,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from tracking.child_process import start_python
+
+_SWEEP = ("-m", "sweeps.entry")
 _SECONDS_BETWEEN_LOOKS = 0.5
 _DEMAND_COLOURS = {"CLICOLOR_FORCE", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
@@ -54,13 +57,13 @@ def run_command(arguments: Sequence[str], look: Callable[[], None] = lambda: Non
         SweepCommandError: The command ended with an error.
         KeyboardInterrupt: The command was interrupted, and has ended.
     """
-    command = _command(arguments)
     if not in_notebook():
         # The child is in the terminal's process group: Ctrl-C reaches it without being passed on.
-        _judge(arguments, _wait(subprocess.Popen(command), lambda: None, lambda: None), "")
+        child = start_python(*_SWEEP, *_bound(arguments), own_session=False)
+        _judge(arguments, _wait(child, lambda: None, lambda: None), "")
         return
     with tempfile.TemporaryFile("w+") as output:
-        child = _start_unseen(command, output, subprocess.STDOUT)
+        child = start_unseen(_bound(arguments), output)
         code = _wait(child, look, lambda: child.send_signal(signal.SIGINT))
         _judge(arguments, code, _end_of(output))
 
@@ -73,28 +76,34 @@ def read_command(arguments: Sequence[str]) -> Any:
         KeyboardInterrupt: The command was interrupted.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as messages:
-        child = _start_unseen(_command(arguments), output, messages)
+        child = start_unseen(_bound(arguments), output, messages)
         code = _wait(child, lambda: None, lambda: child.send_signal(signal.SIGINT))
         _judge(arguments, code, _end_of(messages))
         output.seek(0)
         return json.load(output)
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-P", "-m", "sweeps.entry", "--child-of", str(os.getpid()), *arguments]
+def _bound(arguments: Sequence[str]) -> list[str]:
+    """Return a command that ends with this process."""
+    return ["--child-of", str(os.getpid()), *arguments]
 
 
-def _start_unseen(
-    command: Sequence[str], output: IO[str], messages: IO[str] | int
-) -> subprocess.Popen[bytes]:
-    """Start a command that writes to files.
+def start_unseen(
+    arguments: Sequence[str], output: IO[str], messages: IO[str] | int = subprocess.STDOUT
+) -> subprocess.Popen[str]:
+    """Start a command that writes to files and reads nothing.
 
     A kernel of Jupyter has variables that demand colours, with which the command would draw as on
     a terminal.
     """
     kept = {key: value for key, value in os.environ.items() if key not in _DEMAND_COLOURS}
-    return subprocess.Popen(
-        command, stdout=output, stderr=messages, env=kept, start_new_session=True
+    return start_python(
+        *_SWEEP,
+        *arguments,
+        environment=kept,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=messages,
     )
 
 
@@ -114,7 +123,7 @@ def in_notebook() -> bool:
 
 
 def _wait(
-    child: subprocess.Popen[Any], look: Callable[[], None], interrupted: Callable[[], None]
+    child: subprocess.Popen[str], look: Callable[[], None], interrupted: Callable[[], None]
 ) -> int:
     """Wait for the child's end, through any number of interrupts; return its exit code."""
     try:

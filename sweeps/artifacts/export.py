@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.engine.child_process import ChildFailed, run_child
+from sweeps.engine import fork_server
 from sweeps.errors import NoReport, NoVersion
 from sweeps.formatting import format_best, format_value, joined
 from sweeps.ledger.ranking import ranking
@@ -26,6 +26,7 @@ from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.spec.trial_run import flatten
 from sweeps.stores import best_generation, check_below_root, check_no_copy, reach_tracking
 from sweeps.view.sweep_view import NoBest, SweepView
+from tracking.child_process import ChildFailed, run_child
 from trainable.config import TaskConfig
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported
@@ -292,7 +293,10 @@ def export_trial(
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / WEIGHTS, directory / TRIAL_CONFIG
     try:
-        reply = run_child("trainable.export", generation.address, str(weights))
+        reply = run_child(
+            *("trainable.export", generation.address, str(weights)),
+            launcher=fork_server.launcher(),
+        )
     except ChildFailed as error:
         later = error.code == STORAGE_UNAVAILABLE or error.code < 0
         raise StorageError(str(error)) if later else NoBest(str(error)) from None
@@ -314,18 +318,19 @@ def export_trial(
 
 def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
     """Register a sweep's best model in the model registry."""
-    form = "pickle" if pickled else "pt2"
-    place = str(paths.root), paths.name
+    wanted = str(paths.root), paths.name, str(number), model, "pickle" if pickled else "pt2"
+    launcher = fork_server.launcher()
     try:
-        return run_child("sweeps.artifacts.model_registry", *place, str(number), model, form)
+        return run_child("sweeps.artifacts.model_registry", *wanted, launcher=launcher)
     except ChildFailed as error:
         raise NoVersion(str(error)) from None
 
 
 def draw_report(paths: SweepPaths, target: Path) -> Path:
     """Write a sweep's report, an HTML page without external files."""
+    wanted = str(paths.root), paths.name, str(target)
     try:
-        run_child("sweeps.report.report", str(paths.root), paths.name, str(target))
+        run_child("sweeps.report.report", *wanted, launcher=fork_server.launcher())
     except ChildFailed as error:
         raise NoReport(str(error)) from None
     return target

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from redaction.secrets import redact
-from sweeps.engine.child_process import ChildProcess
+from sweeps.engine import fork_server
 from sweeps.engine.resources import usable_cpus
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.spec.spec import SweepSpec
+from tracking.child_process import ChildProcess
 from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
@@ -119,7 +120,8 @@ def _draw(requests: Sequence[dict[str, Any]]) -> list[str | None]:
                 ChildProcess(
                     "trainable.figures",
                     requests=map(json.dumps, requests[first::num_processes]),
-                    in_own_group=False,  # whoever ends `sweep sync` ends its whole group
+                    launcher=fork_server.launcher(),
+                    own_session=False,  # whoever ends `sweep sync` ends its whole group
                 )
             )
             # A share of the requests each: a killed process loses no more.

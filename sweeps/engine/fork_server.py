@@ -34,6 +34,7 @@ from typing import Any, BinaryIO, NoReturn
 import psutil
 
 from sweeps.engine import worker_launcher
+from tracking.child_process import start_python
 from trainable.process_start import adopt_orphans, end_with_parent, load_training
 from trainable.seeding import reseed
 
@@ -100,15 +101,14 @@ def _continue(server: int) -> None:
             os.kill(server, signal.SIGCONT)
 
 
-def run_module(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module which needs torch: as a fork while a server runs."""
-    launcher = [str(WORKER_START)] if worker_launcher.VARIABLE in os.environ else []
-    return [sys.executable, "-P", *launcher, "-m", module, *arguments]
+def launcher() -> list[str]:
+    """Return the program that starts a module which needs torch, as a fork while a server runs."""
+    return [str(WORKER_START)] if worker_launcher.VARIABLE in os.environ else []
 
 
 def template_command() -> list[str]:
     """Return the command that starts a template of trials."""
-    return run_module("trainable.processes.fork_template")
+    return [sys.executable, "-P", *launcher(), "-m", "trainable.processes.fork_template"]
 
 
 def _forget_ends() -> None:
@@ -119,7 +119,7 @@ def _forget_ends() -> None:
     _exit_codes.clear()
 
 
-def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.Popen[bytes]:
+def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.Popen[str]:
     # Leave secrets out: /proc shows a process' initial environment for as long as it lives.
     kept = {key: value for key, value in os.environ.items() if key not in set(hidden_env)}
     global _ends
@@ -135,14 +135,13 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
         ends = stack.enter_context(os.fdopen(reader, "rb"))
         stack.callback(os.close, writer)
         numbers = [listener.fileno(), writer]
-        server = subprocess.Popen(
-            [sys.executable, "-P", "-m", __spec__.name, *map(str, numbers), str(os.getpid())],
+        server = start_python(
+            *("-m", __spec__.name, *map(str, numbers), str(os.getpid())),
+            environment={_THREADS: str(threads), **kept, worker_launcher.VARIABLE: address},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # torch's warnings on import, which Ray's workers hide, too
-            env={_THREADS: str(threads), **kept, worker_launcher.VARIABLE: address},
             pass_fds=numbers,
-            process_group=0,  # the terminal's signals must reach the driver alone
         )
         stack.pop_all()
         os.close(writer)

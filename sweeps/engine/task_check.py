@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import trainable
-from sweeps.engine.child_process import ChildProcess
+from sweeps.engine import fork_server
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import Issue, SpecError, UserError
@@ -27,6 +27,7 @@ from sweeps.spec.space import Distribution
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import num_threads
 from sweeps.stores import withheld_variables
+from tracking.child_process import ChildProcess
 from trainable.check.findings import CheckRequest, Findings
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
@@ -119,7 +120,8 @@ class TaskInspector:
         self._child = ChildProcess(
             "trainable.check.inspect_task",
             requests=[request.model_dump_json()],
-            environment=environment,
+            environment={**os.environ, **environment},
+            launcher=fork_server.launcher(),
         )
 
     def terminate(self) -> None:

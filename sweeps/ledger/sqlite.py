@@ -16,7 +16,7 @@ from typing import Any
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.optuna_compat import tables
-from tracking.processes import describe_database_lock
+from tracking.lock_holders import describe_database_lock
 from trainable.store.regular_files import check_database
 
 STUDY = "sweep"

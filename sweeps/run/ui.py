@@ -6,13 +6,12 @@ What must not live here: starting the server's process (`tracking.ui`), and its 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from subprocess import DEVNULL
 
 from sweeps.artifacts.trial_figures import trials_without_figures
 from sweeps.path_checks import check_writable
@@ -20,7 +19,7 @@ from sweeps.paths import artifact_root, tracking_uri
 from sweeps.stores import reach_tracking, tracker_at
 from sweeps.view.sweep_view import SweepView
 from tracking.address import is_server
-from tracking.processes import start_idle
+from tracking.child_process import end_group, lower_priority, start_python
 from tracking.trusted_stores import secured
 from tracking.ui import ServerError, start_server
 from tracking.ui_app import PAGE
@@ -88,18 +87,13 @@ def _drawing(say: Callable[[str], None], view: SweepView | None, remote: bool) -
         yield
         return
     say(f"drawing the figures of {missing} trials for MLflow; reload its page to see them")
-    command = ["sync", view.paths.name, "--root", str(view.paths.root)]
-    process = start_idle(
-        [sys.executable, "-P", "-m", "sweeps.entry", *command],
-        os.environ,
-        silent=True,
-    )
+    command = ["-m", "sweeps.entry", "sync", view.paths.name, "--root", str(view.paths.root)]
+    process = start_python(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+    lower_priority(process)
     try:
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(process.pid, signal.SIGTERM)  # with its child processes that draw
-        process.communicate()
+        end_group(process, patience=30.0)  # with its child processes that draw
 
 
 def _num_without_figures(view: SweepView | None) -> int:

@@ -86,6 +86,10 @@ def _command(program: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(fork_server.WORKER_START), str(program), *arguments]
 
 
+def _module(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", *fork_server.launcher(), "-m", *arguments]
+
+
 def _gone(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
@@ -184,7 +188,7 @@ def test_module_runs_and_ends_as_usual(
 ) -> None:
     if not warm:
         monkeypatch.setenv(worker_launcher.VARIABLE, "gradsweep-that-has-ended")
-    command = fork_server.run_module("timeit", "-n1", "-r1", SEEN + end)  # runs what it is given
+    command = _module("timeit", "-n1", "-r1", SEEN + end)  # runs what it is given
     done = subprocess.run(command, input="said", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, f"{warm} ['-n1'] None said\n"), done.stderr
 
@@ -298,9 +302,7 @@ def test_module_is_killed_with_the_server(monkeypatch: pytest.MonkeyPatch) -> No
     waits = "print(flush=True); import time; time.sleep(600)"
     with (
         _serving(os.geteuid(), monkeypatch) as server,
-        subprocess.Popen(
-            fork_server.run_module("timeit", "-n1", "-r1", waits), stdout=subprocess.PIPE
-        ) as module,
+        subprocess.Popen(_module("timeit", "-n1", "-r1", waits), stdout=subprocess.PIPE) as module,
     ):
         assert module.stdout is not None
         assert module.stdout.readline() == b"\n"
@@ -316,7 +318,7 @@ def test_stopped_server_is_continued() -> None:
     )
     for _ in range(2):
         server.send_signal(signal.SIGSTOP)
-        command = fork_server.run_module("timeit", "-n1", "-r1", "print('ran')")
+        command = _module("timeit", "-n1", "-r1", "print('ran')")
         with subprocess.Popen(command, stdout=subprocess.PIPE) as module:
             try:
                 printed, _ = module.communicate(timeout=scaled(20))

@@ -1,15 +1,13 @@
-"""Who has locked a database is named, and a process that a command waits for is not idle."""
+"""Who has locked a database is named."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import sqlite3
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from sweeps.ledger.sqlite import LedgerFile
 from tests.lock_reader import NOBODY, reader
 from tracking import outbox_file
 from tracking.outbox import Outbox, OutboxError
-from tracking.processes import raise_priority, start_idle
 
 USERS = [
     os.geteuid(),
@@ -83,23 +80,3 @@ def test_reader_that_locks_the_outbox_is_named(
         f"{holder} has locked the outbox {tmp_path / 'outbox.db'} for 0.2 s; transactions take "
         f"milliseconds; its records are unchanged; {remedy}, then resume"
     )
-
-
-def test_each_living_thread_is_no_longer_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = start_idle([sys.executable, "-c", "input()"], os.environ)
-    asked: list[int] = []
-
-    def set_class(thread: int, *_: Any) -> None:
-        asked.append(thread)
-        if thread != process.pid:
-            raise ProcessLookupError  # it has ended since it was listed
-
-    monkeypatch.setattr(os, "listdir", lambda _: ["1", str(process.pid)])
-    monkeypatch.setattr(os, "sched_setscheduler", set_class)
-    monkeypatch.setattr(os, "setpriority", lambda *_: None)
-    raise_priority(process)
-    assert asked == [1, process.pid]
-    with process:
-        process.kill()
-    raise_priority(process)
-    assert asked == [1, process.pid], "its number may be another process' by now"
