@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trainable.call_in_fork import ForkEnded, in_fork
 from trainable.errors import ConfigError, TaskError
-from trainable.fork_call import ForkEnded, in_fork
 from trainable.sample_kinds import is_stream
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.store.regular_files import LARGEST_TEXT, read_regular, replace_regular

@@ -108,7 +108,7 @@ def launcher() -> list[str]:
 
 def template_command() -> list[str]:
     """Return the command that starts a template of trials."""
-    return [sys.executable, "-P", *launcher(), "-m", "trainable.processes.fork_template"]
+    return [sys.executable, "-P", *launcher(), "-m", "trainable.processes.attempt_process"]
 
 
 def _forget_ends() -> None:

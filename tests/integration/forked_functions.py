@@ -1,4 +1,4 @@
-"""What the processes of `test_forked_process.py` call."""
+"""What the processes of `test_attempt_process.py` call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainable.processes import fork_template
+from trainable.processes import attempt_process
 
 
 def report(connection: Connection, name: str, *does: str) -> None:
@@ -22,7 +22,7 @@ def report(connection: Connection, name: str, *does: str) -> None:
         return True
 
     first = name not in sys.modules
-    fork_template.import_task(connection, name, load)
+    attempt_process.import_task(connection, name, load)
     module = sys.modules[name]
     found: dict[str, Any] = {
         "marked": list(module.MARKED),

@@ -36,7 +36,7 @@ STARTING = {
 KNOWN = {
     ("sweeps/engine/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
     (
-        "trainable/processes/forked_process.py",
+        "trainable/processes/attempt_process.py",
         "command",
     ): "of `template_command`, which is looked at here",
 }

@@ -1,8 +1,8 @@
 """`TuneTrial`: a Tune class Trainable, whose trials train in processes of their own.
 
 The actor stays for the next trial, because a new one takes seconds. Each attempt is a fresh
-process (`forked_process.py`), which with `reuse` trains the next trial, too. Ray persists no state
-of a trial. A run that fails *reports* its failure instead of raising it. So the actor can serve
+process (`attempt_process.py`), which with `reuse` trains the next trial, too. Ray persists no
+state of a trial. A run that fails *reports* its failure instead of raising it. So the actor can serve
 the next trial, and Ray retries only trials of lost workers. What must not live here: training
 (`trial_run.py`), recording, or any knowledge of ledgers and tracking.
 """
@@ -15,7 +15,7 @@ from trainable.adapters.ray_ranks import exit_with_raylet
 from trainable.errors import RankLost
 from trainable.process_start import without_collection
 from trainable.processes import trial_run
-from trainable.processes.forked_process import ForkedProcess, template_command
+from trainable.processes.attempt_process import AttemptProcess, template_command
 from trainable.processes.trial_run import OBJECTIVE as OBJECTIVE
 from trainable.processes.trial_run import OBJECTIVES as OBJECTIVES
 from trainable.user_code.task_import import prepare_process
@@ -58,7 +58,7 @@ class TuneTrial(tune.Trainable):
     before_trial: str | None = None
     """A function without arguments that a trial's process calls first, `module:name`."""
 
-    _process: ForkedProcess | None = None
+    _process: AttemptProcess | None = None
     _waits = False
     """Whether the process has trained a trial, and waits for the next one."""
     _others: OtherRanks | None = None
@@ -77,7 +77,7 @@ class TuneTrial(tune.Trainable):
         self._config = config | {"bundles": bundles}
         self._lost: RankLost | None = None
         if self._process is None:
-            self._process = ForkedProcess(self.template_command(), self.before_trial)
+            self._process = AttemptProcess(self.template_command(), self.before_trial)
 
     def step(self) -> dict[str, Any]:
         """Train up to the next report; the first call opens the run at its newest checkpoint."""

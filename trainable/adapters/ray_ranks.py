@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainable import rank_waits
 from trainable.errors import RankLost
-from trainable.processes.forked_process import ForkedProcess, template_command
+from trainable.processes.attempt_process import AttemptProcess, template_command
 from trainable.processes.rank_run import RankOrder
 from trainable.user_code.task_import import prepare_process
 
@@ -39,14 +39,14 @@ class RankProcess:
     """Returns the command that starts the template of the processes."""
     before_trial: str | None = None
     """A function without arguments that a process calls first, `module:name`."""
-    _process: ForkedProcess | None = None
+    _process: AttemptProcess | None = None
 
     def prepare(self, order: RankOrder, rank: int) -> tuple[str, str]:
         """Import what the trial needs, which may take minutes; return the node and its address."""
         exit_with_raylet()
         prepare_process()
         if self._process is None or self._process.is_running:  # the last run was not joined
-            self._process = ForkedProcess(self.template_command(), self.before_trial)
+            self._process = AttemptProcess(self.template_command(), self.before_trial)
         self._process.begin("trainable.processes.rank_run:train", order, rank)
         self._process.receive()
         return ray.get_runtime_context().get_node_id(), _address()

@@ -22,7 +22,7 @@ from trainable.check.findings import CheckRequest, Findings
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.process_start import end_with_parent, load_training
-from trainable.processes.forked_process import end_like
+from trainable.processes.attempt_process import end_like
 from trainable.user_code.task_import import prepare_process
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def inspect_task(request: CheckRequest) -> Findings:
         TrainingError: It cannot be trained.
         ForkEnded: The task ended the process that built it.
     """
+    from trainable.call_in_fork import in_fork
     from trainable.check.examine import Look, examine_or_refuse
     from trainable.check.rehearsal import rehearse_all
-    from trainable.fork_call import in_fork
 
     config = request.config
     is_alike = config.workers == 1 and config.train.sharding == "none"
@@ -78,8 +78,8 @@ def _with_rehearsals(found: Findings, rehearsed: Sequence[Rehearsal], resumed: b
 
 def _step_memory(config: TrialConfig) -> dict[str, Any]:
     """Measure the GPU memory of a step of a trial, in a process of its own."""
+    from trainable.call_in_fork import ForkEnded, in_fork
     from trainable.check.memory_probe import measure_step
-    from trainable.fork_call import ForkEnded, in_fork
 
     with suppress(ForkEnded):
         found: dict[str, Any] = in_fork(measure_step, config, quiet=False)
@@ -109,7 +109,7 @@ def _main() -> None:
         os.register_at_fork(after_in_child=replies.close)
         os.dup2(2, 1)
         load_training()
-        from trainable.fork_call import ForkEnded, keep_to_one_thread
+        from trainable.call_in_fork import ForkEnded, keep_to_one_thread
 
         keep_to_one_thread()
         prepare_process()

@@ -25,6 +25,7 @@ import torch._dynamo  # each optimizer needs it: imported once, and not in each 
 from torch.nn.parameter import is_lazy
 
 from trainable.build import open_trainer
+from trainable.call_in_fork import ForkEnded, in_fork
 from trainable.check.compare_states import StateDifference, state_differences
 from trainable.check.examine import Look
 from trainable.check.findings import Findings
@@ -32,7 +33,6 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import OPTIMIZER_DEFAULTS, Interval, OptimizerConfig, TrialConfig, is_own
 from trainable.errors import ConfigError, OutOfMemory, StorageError, TaskError, TrainingError
 from trainable.find_task import load_loop
-from trainable.fork_call import ForkEnded, in_fork
 from trainable.loop import Trainer
 from trainable.optim import OWN_LOOP, builds_own
 from trainable.store.snapshot import num_bytes

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trainable.config import TrialConfig
 from trainable.errors import RankLost
 from trainable.failures import failure_of
-from trainable.processes import fork_template
+from trainable.processes import attempt_process
 from trainable.processes.trial_log import DescriptorOutput, TrialLog, rank_log
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def train(connection: Connection, order: RankOrder, rank: int) -> None:
         with logged(open_log(log)):
             return import_task(name) is None
 
-    fork_template.import_task(connection, name, load)
+    attempt_process.import_task(connection, name, load)
     connection.send(IMPORTED)
     place, address = connection.recv()
     failure = None

@@ -1,7 +1,7 @@
 """TrialRun: one attempt of a trial in a process of its own, around `Trainer.events()`.
 
-`train` runs in a fresh fork (`fork_template.py`); for each `STEP` of the actor it trains up to the
-next report. A run that fails *reports* its failure instead of raising it. What must not live here:
+`train` runs in a fresh fork (`attempt_process.py`); for each `STEP` of the actor it trains up to
+the next report. A run that fails *reports* its failure instead of raising it. What must not live here:
 training, Ray (`adapters/ray.py`), or any knowledge of ledgers and tracking.
 """
 
@@ -25,7 +25,7 @@ from trainable.errors import OutOfMemory, RankLost, StorageError
 from trainable.failures import failure_of
 from trainable.memory import finer_accumulation
 from trainable.process_start import load_training
-from trainable.processes import fork_template
+from trainable.processes import attempt_process
 from trainable.processes.rank_run import (
     RankOrder,
     import_task,
@@ -73,7 +73,7 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
             heartbeat.unwatch()
         return failed is None
 
-    fork_template.import_task(connection, name, load)
+    attempt_process.import_task(connection, name, load)
     while _train_one(TrialRun(config, partial(_call, connection), failed=failed), connection):
         if not config.get("reuse"):
             return

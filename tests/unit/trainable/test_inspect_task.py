@@ -21,13 +21,13 @@ from torch.nn import functional as F
 
 from tests.time_limits import scaled
 from tests.unit.trainable.conftest import Toy
+from trainable.call_in_fork import ForkEnded, in_fork
 from trainable.check.examine import BuildRaised, examine, examine_or_refuse
 from trainable.check.findings import CheckRequest, Findings
 from trainable.check.inspect_task import inspect_task
 from trainable.check.testing import check_task
 from trainable.config import TrainConfig, TrialConfig
 from trainable.export import load_model
-from trainable.fork_call import ForkEnded, in_fork
 from trainable.task import Batch, Data, Task
 
 pytestmark = pytest.mark.usefixtures("patient")

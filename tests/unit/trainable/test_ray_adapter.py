@@ -78,7 +78,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[TuneTrial, Fake
         process = FakeProcess(*messages)
         for name in ("exit_with_raylet", "prepare_process"):
             monkeypatch.setattr(ray_adapter, name, lambda: None)
-        monkeypatch.setattr(ray_adapter, "ForkedProcess", lambda *_: process)
+        monkeypatch.setattr(ray_adapter, "AttemptProcess", lambda *_: process)
         return TuneTrial({"number": 3}), process
 
     return trial

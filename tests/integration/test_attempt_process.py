@@ -17,7 +17,7 @@ import pytest
 from sweeps.engine import fork_server
 from tests.slices import sliced
 from tests.time_limits import Deadline
-from trainable.processes.forked_process import ForkedProcess, template_command
+from trainable.processes.attempt_process import AttemptProcess, template_command
 
 pytestmark = pytest.mark.integration
 
@@ -43,11 +43,11 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def forked(tasks: Path) -> Iterator[ForkedProcess]:
+def forked(tasks: Path) -> Iterator[AttemptProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(tasks), *sys.path])
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        process = ForkedProcess(template_command())
+        process = AttemptProcess(template_command())
         yield process
         process._control.close()
         process._template.wait(20)
@@ -59,7 +59,7 @@ def server() -> Iterator[None]:
         yield
 
 
-def _call(forked: ForkedProcess, *arguments: str) -> dict[str, Any]:
+def _call(forked: AttemptProcess, *arguments: str) -> dict[str, Any]:
     forked.begin(REPORT, *arguments)
     found: dict[str, Any] = forked.receive()
     assert forked.end() == 0
@@ -67,7 +67,9 @@ def _call(forked: ForkedProcess, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", sliced(["quiet", "no_cuda", "uses_arrow"], "quiet".__eq__))
-def test_task_is_imported_once_and_each_process_is_fresh(forked: ForkedProcess, task: str) -> None:
+def test_task_is_imported_once_and_each_process_is_fresh(
+    forked: AttemptProcess, task: str
+) -> None:
     found = [_call(forked, task) for _ in range(3)]
     assert [one["marked"] for one in found] == [[], [], []]
     assert [one["imports"] for one in found] == [True, False, False]
@@ -81,7 +83,7 @@ def test_task_is_imported_once_and_each_process_is_fresh(forked: ForkedProcess, 
     "task", sliced(["starts_threads", "starts_children", "starts_cuda"], "starts_threads".__eq__)
 )
 def test_task_that_cannot_be_forked_is_imported_by_each_process(
-    forked: ForkedProcess, task: str
+    forked: AttemptProcess, task: str
 ) -> None:
     found = [_call(forked, task) for _ in range(2)]
     assert [one["imported by"] for one in found] == [one["pid"] for one in found]
@@ -93,7 +95,7 @@ def test_task_that_cannot_be_forked_is_imported_by_each_process(
     sliced([("kill", -signal.SIGKILL), ("exit", 7), ("", 0)], ("exit", 7).__eq__),
 )
 def test_all_that_a_process_leaves_ends_with_it(
-    forked: ForkedProcess, does: str, code: int
+    forked: AttemptProcess, does: str, code: int
 ) -> None:
     forked_by = psutil.Process(forked._template.pid)
     before = {one.pid for one in forked_by.children(recursive=True)}
@@ -108,9 +110,9 @@ def test_all_that_a_process_leaves_ends_with_it(
 ACTOR = f"""
 import sys
 from sweeps.engine import fork_server
-from trainable.processes.forked_process import ForkedProcess
+from trainable.processes.attempt_process import AttemptProcess
 sys.path.insert(0, sys.argv[1])
-forked = ForkedProcess(fork_server.template_command())
+forked = AttemptProcess(fork_server.template_command())
 for does in sys.argv[2:]:
     forked.begin({REPORT!r}, "quiet", does)
     print(forked._template.pid, forked.receive()["pid"], flush=True)

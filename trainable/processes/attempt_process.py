@@ -1,11 +1,12 @@
-"""Fork a process for each attempt of a trial from one that has imported torch and the task.
+"""A fresh process for each attempt of a trial: a fork of a template, which has imported the task.
 
-    python -m trainable.processes.fork_template
+    python -m trainable.processes.attempt_process
 
-The actor of a trial starts this program (`forked_process.py`), and is the other end of its
-standard input. For each attempt it sends a connection, over which the fork receives what it calls.
-When the fork has ended, all that it left behind is killed, and the actor receives the exit code.
-So no task ever runs in a process in which another one has run.
+is the template; `AttemptProcess` starts it in the actor of a trial or rank, which trains nothing,
+imports no torch, and lives on between trials, because a new actor takes seconds. For each attempt
+the actor sends a connection, over which the fork receives what it calls. When the fork has ended,
+all that it left behind is killed, and the actor receives the exit code. So no task ever runs in a
+process in which another one has run.
 
     actor -- starts --> template (torch is imported)
       `- first attempt -->  a fork, which imports the task, and becomes the template of the others
@@ -23,15 +24,18 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +43,7 @@ from trainable.process_start import adopt_orphans, end_with_parent, load_trainin
 from trainable.seeding import reseed
 from trainable.user_code.task_import import ARGUMENTS
 
-CODE = struct.Struct("i")
+_CODE = struct.Struct("i")
 """The message in which the actor receives an exit code; a negative one is a signal."""
 _ENDING_SECONDS = 5.0
 _NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -49,6 +53,93 @@ _NVIDIA = "/proc/driver/nvidia"
 
 _HANDLES_FORKS = "jemalloc_bg_thd\n"
 """The name of a thread that pyarrow's allocator starts, which does without it in a fork."""
+
+
+def template_command() -> list[str]:
+    """Return the command that starts a template in a Python of its own."""
+    return [sys.executable, "-P", "-m", "trainable.processes.attempt_process"]
+
+
+class AttemptProcess:
+    """Calls one function after the other, each in a fresh process. One runs at a time.
+
+    The template starts at once, with this process' environment, and ends with this process.
+    """
+
+    def __init__(self, command: Sequence[str], before: str | None = None) -> None:
+        self._before = before
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._template = subprocess.Popen(command, stdin=theirs.fileno(), process_group=0)
+        self._connection: Connection | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process has begun, and `end` was not called since."""
+        return self._connection is not None
+
+    def begin(self, function: str, *arguments: Any) -> None:
+        """Call a function in a fresh process with its connection and the arguments."""
+        assert self._connection is None, "the process before has not ended"
+        ours, theirs = Pipe()
+        self._connection = ours
+        with theirs:
+            self._send_template(theirs.fileno())
+        self.send((sys.path, self._before, function, arguments))
+
+    def send(self, message: object) -> None:
+        """Send the process a message."""
+        assert self._connection is not None
+        with contextlib.suppress(OSError):  # it has ended, and `receive` finds out how
+            self._connection.send(message)
+
+    def receive(self) -> Any:
+        """Return the next message of the process. If it has ended, this process ends like it."""
+        assert self._connection is not None
+        sources: list[Any] = [self._connection, self._control]
+        while True:
+            if self._connection in wait(sources):
+                try:
+                    return self._connection.recv()
+                except (EOFError, OSError):  # its exit code follows
+                    del sources[0]
+                    continue
+            end_like(self._exit_code())
+
+    def end(self) -> int:
+        """Wait until the process and all that it has started have ended; return its exit code."""
+        code = self._exit_code()
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        return code
+
+    def _send_template(self, stream: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and `receive` finds out how
+            socket.send_fds(self._control, [b"f"], [stream])
+
+    def _exit_code(self) -> int:
+        code: int
+        with contextlib.suppress(ConnectionError):
+            if message := self._control.recv(_CODE.size):
+                (code,) = _CODE.unpack(message)
+                return code
+        code = self._template.wait()  # killed, with its forks
+        return code
+
+
+def end_like(code: int) -> NoReturn:
+    """End this process with an exit code, or by a signal."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the other process has left one
+        with contextlib.suppress(OSError):  # no process can handle SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# The template
 
 _control: socket.socket
 _imported: set[str] = set()
@@ -90,7 +181,7 @@ def _serve(trial: int = 0) -> Connection:
         if trial:
             code = _end_of(trial)
             with contextlib.suppress(OSError):  # the actor has ended
-                _control.send(CODE.pack(code))
+                _control.send(_CODE.pack(code))
         request, streams, _, _ = socket.recv_fds(_control, 1, 1)
         if not request:
             os._exit(0)
@@ -192,6 +283,6 @@ def _find(function: str) -> Any:
 
 
 if __name__ == "__main__":
-    from trainable.processes import fork_template  # not the copy that runs as a program
+    from trainable.processes import attempt_process  # not the copy that runs as a program
 
-    fork_template.main()
+    attempt_process.main()
