@@ -2,9 +2,9 @@
 
 The actor stays for the next trial, because a new one takes seconds. Each attempt is a fresh
 process (`attempt_process.py`), which with `reuse` trains the next trial, too. Ray persists no
-state of a trial. A run that fails *reports* its failure instead of raising it. So the actor can serve
-the next trial, and Ray retries only trials of lost workers. What must not live here: training
-(`trial_run.py`), recording, or any knowledge of ledgers and tracking.
+state of a trial. A run that fails *reports* its failure instead of raising it. So the actor can
+serve the next trial, and Ray retries only trials of lost workers. What must not live here:
+training (`trial_run.py`), recording, or any knowledge of ledgers and tracking.
 """
 
 from __future__ import annotations

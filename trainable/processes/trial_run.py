@@ -1,8 +1,8 @@
 """TrialRun: one attempt of a trial in a process of its own, around `Trainer.events()`.
 
 `train` runs in a fresh fork (`attempt_process.py`); for each `STEP` of the actor it trains up to
-the next report. A run that fails *reports* its failure instead of raising it. What must not live here:
-training, Ray (`adapters/ray.py`), or any knowledge of ledgers and tracking.
+the next report. A run that fails *reports* its failure instead of raising it. What must not live
+here: training, Ray (`adapters/ray.py`), or any knowledge of ledgers and tracking.
 """
 
 from __future__ import annotations

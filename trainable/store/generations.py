@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from redaction.secrets import redact
-from trainable.errors import StorageError, WriterReplaced
+from trainable.errors import StorageError
 from trainable.store.regular_files import IrregularFile
 
 STATE = "state.pt"
@@ -180,11 +180,3 @@ def unused_name(name: str, names: Collection[str]) -> str:
     """Return `name`, or `name.1`, `name.2` ...: the first that is not in `names`."""
     revisions = (f"{name}.{revision}" for revision in itertools.count(1))
     return next(one for one in itertools.chain([name], revisions) if one not in names)
-
-
-def fenced(address: Path | str) -> WriterReplaced:
-    """Return the error for a writer that has been replaced."""
-    return WriterReplaced(
-        f"another process has taken over {address}, or it was removed; this process has been "
-        "replaced and changes nothing there any more; look at the process that resumed the run"
-    )

@@ -10,19 +10,17 @@ import contextlib
 import errno
 import os
 import shutil
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self, TypeVar
 
+from trainable.store.fencing import REMOVED, FencedDirectory, remove_tree
 from trainable.store.generations import (
     MANIFEST,
     MISSING,
     STATE,
     Write,
     WriteShard,
-    fenced,
     has_tensors,
     is_generation,
     quarantined,
@@ -33,37 +31,21 @@ from trainable.store.regular_files import (
     LARGEST_NOTE,
     UNLIMITED,
     IrregularFile,
-    make_directory,
     read_regular,
     sync_directory,
     sync_open_file,
 )
 
-_WRITER = ".writing-"
-_NEW, _REMOVED, _DAMAGED = "new-", "gone-", "damaged-"
+_NEW, _DAMAGED = "new-", "damaged-"
 _NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 
 _T = TypeVar("_T")
 
 
-class LocalFiles:
-    """Generations in a directory, committed by a rename.
-
-    A writer has a directory of its own, `.writing-<token>/`. Whatever it adds, removes or
-    quarantines is renamed into or out of that directory. The next writer renames the directory
-    away before it reads anything. All later renames of the earlier writer fail, even if it was
-    suspended for an hour right before one.
-    """
+class LocalFiles(FencedDirectory):
+    """Generations in a directory, committed by a rename from or into that of the writer."""
 
     remedy = "free space, correct the permissions, or check that the disk responds"
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    @cached_property
-    def writer_dir(self) -> Path:
-        """This writer's temporary directory; missing once the writer is replaced or closed."""
-        return self._root / f"{_WRITER}{uuid.uuid4().hex[:12]}"
 
     @classmethod
     def of(cls, run: Path) -> Self:
@@ -95,19 +77,6 @@ class LocalFiles:
     def length(self, name: str, file: str) -> int:
         with reading(self, f"{name}/{file}"):
             return _retry_once(os.path.getsize, f"{self._root}/{name}/{file}")
-
-    def open(self) -> None:
-        make_directory(self._root)
-        self.writer_dir.mkdir()
-        for other in self._root.glob(f"{_WRITER}*"):
-            if other != self.writer_dir:
-                taken = self.writer_dir / f"{_REMOVED}{other.name}"
-                with contextlib.suppress(FileNotFoundError):  # it has just closed by itself
-                    other.rename(taken)
-                self._remove_stale_writer(taken)
-        sync_directory(self._root)
-        if not self.writer_dir.is_dir():  # two writers opened at once, and the other one won
-            raise fenced(self._root)
 
     def begin(self, name: str) -> str:
         aside = self.writer_dir / f"{_NEW}{name}"
@@ -150,10 +119,10 @@ class LocalFiles:
             sync_directory(self._root)
 
     def remove(self, name: str) -> None:
-        aside = self.writer_dir / f"{_REMOVED}{name}"
+        aside = self.writer_dir / f"{REMOVED}{name}"
         with self.translate_fenced():
             self.rename(self._root / name, aside)
-            _remove_tree(aside)
+            remove_tree(aside)
 
     def quarantine(self, name: str) -> None:
         aside = self.writer_dir / f"{_DAMAGED}{name}"
@@ -171,27 +140,13 @@ class LocalFiles:
             self.rename(aside, path)
             sync_directory(path.parent)
 
-    def close(self) -> None:
-        shutil.rmtree(self.writer_dir, ignore_errors=True)  # missing if the writer was replaced
-
-    @contextlib.contextmanager
-    def translate_fenced(self) -> Iterator[None]:
-        """Raise `WriterReplaced` for a missing-file error that another writer has caused."""
-        try:
-            yield
-        except OSError as problem:
-            # NFS raises ESTALE for a file that another host has removed.
-            if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.writer_dir):
-                raise
-            raise fenced(self._root) from problem
-
-    def has_writer(self) -> bool:
-        """Whether a writer's directory exists: of a running writer, or of one that was killed."""
-        return any(self._root.glob(f"{_WRITER}*"))
-
     def rename(self, source: Path, target: Path) -> None:
         """Move within the run's file system, atomically."""
         source.rename(target)
+
+    def finish(self, other: Path) -> None:
+        for aside in other.glob(f"{_DAMAGED}*"):
+            self._move_to_quarantine(aside)
 
     def _move_to_quarantine(self, aside: Path) -> None:
         directory = self._root / quarantined()
@@ -201,16 +156,6 @@ class LocalFiles:
         self.rename(aside, directory / name)
         sync_directory(directory)
         sync_directory(self._root)
-
-    def _remove_stale_writer(self, other: Path) -> None:
-        """Finish the quarantine that another writer began, and remove that writer's directory."""
-        if other.exists():
-            for aside in other.glob(f"{_DAMAGED}*"):
-                self._move_to_quarantine(aside)
-            # A writer that was killed while it replaced a third one still has its directory.
-            for nested in other.glob(f"{_REMOVED}{_WRITER}*"):
-                self._remove_stale_writer(nested)
-            _remove_tree(other)
 
 
 def _retry_once(read: Callable[[str], _T], path: str) -> _T:
@@ -227,16 +172,6 @@ def _content(path: str) -> bytes:
     # A state may be a symbolic link to another disk; its manifest says its size.
     large = has_tensors(path.rpartition("/")[2])
     return read_regular(path, UNLIMITED if large else LARGEST_NOTE, follow=large)
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a directory. NFS keeps an `.nfs*` file for each file that a process here has open."""
-    try:
-        shutil.rmtree(path)
-    except OSError as problem:
-        if problem.errno not in (errno.EBUSY, errno.ENOTEMPTY):
-            raise
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _link(source: Path, target: Path) -> None:

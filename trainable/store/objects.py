@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from redaction.secrets import redact
 from trainable.errors import StorageError, WriterReplaced
+from trainable.store.fencing import ObjectFence, ObjectWriter, fenced, token_of
 from trainable.store.generations import (
     MANIFEST,
     STATE,
@@ -25,7 +26,6 @@ from trainable.store.generations import (
     RunFiles,
     Write,
     WriteShard,
-    fenced,
     is_generation,
     quarantined,
     reading,
@@ -44,43 +44,11 @@ class StoreUnusable(ValueError):
     """Checkpoints cannot be kept in an object store: which store, why, and what to do."""
 
 
-class _Writer(NamedTuple):
-    """The contents of the object `writer`: who may change the generations.
-
-    Attributes:
-        token: A part of the name of each generation that it adds; empty: there is no writer.
-        found: The complete generations at the time it opened.
-        replaced: The tokens of earlier writers. A generation that one of them commits later is
-            invalid.
-    """
-
-    token: str = ""
-    found: frozenset[str] = frozenset()
-    replaced: frozenset[str] = frozenset()
-
-    @classmethod
-    def parse(cls, content: bytes) -> _Writer:
-        token, *lines = content.decode(errors="replace").split("\n")
-        found = frozenset(filter(is_generation, lines))
-        return cls(token, found, frozenset(lines) - found)
-
-    def to_bytes(self) -> bytes:
-        return "\n".join([self.token, *sorted(self.found), *sorted(self.replaced)]).encode()
-
-    def is_valid(self, name: str) -> bool:
-        """Whether a generation with a manifest was committed by a writer that was not replaced."""
-        return name in self.found or _token(name) not in self.replaced
-
-
 class ObjectFiles:
     """Generations below a prefix of an object store, without renames.
 
     An object is complete or does not exist. So the manifest, written last and removed first,
-    commits a generation. A writer stores its token in the object `writer`, with the generations
-    that it found and the writers that it replaces. It reads that object again before it writes a
-    manifest. If it is replaced between this check and the write, it damages nothing. The names of
-    two writers differ, and the new writer treats the late generation as invalid. A writer that is
-    still current keeps all its generations, even if another one had begun to open before it.
+    commits a generation. A replaced writer is fenced by `ObjectFence`.
 
     A file counts as missing only if the store says so. If the store is unreachable or refuses
     access, readers raise `StorageError`, and no generation is quarantined.
@@ -93,9 +61,7 @@ class ObjectFiles:
 
     def __init__(self, system: Any, root: PurePosixPath | str) -> None:
         self._system, self._root = system, PurePosixPath(root)
-        self._token = uuid.uuid4().hex[:12]
-        self._writer: _Writer | None = None
-        """This writer; None before `open`."""
+        self._fence = ObjectFence(system, self._key("writer"), self.address(""))
 
     def at(self, address: str) -> ObjectFiles:
         return ObjectFiles(self._system, address.removeprefix(SCHEME))
@@ -105,11 +71,11 @@ class ObjectFiles:
 
     def names(self) -> list[str]:
         with reading(self):
-            writer = self._writer or self._read_writer()
+            writer = self._fence.writer or self._fence.read()
         return list(filter(writer.is_valid, self._listed()))
 
     def unused(self, step: int) -> str:
-        return unused_name(f"step-{step:08d}-{self._token}", self.names())
+        return unused_name(f"step-{step:08d}-{self._fence.token}", self.names())
 
     def damaged(self) -> list[str]:
         return sorted(map(quarantined, self._list(self._root / quarantined())))
@@ -126,13 +92,13 @@ class ObjectFiles:
     def open(self) -> None:
         # After the first write no other writer begins a commit, and a commit that is already under
         # way is still valid. The second write makes later ones invalid.
-        before = self._read_writer()
-        self._write_writer(before._replace(token=self._token))
+        before, token = self._fence.read(), self._fence.token
+        self._fence.write(before._replace(token=token))
         listed = self._listed()
         found = frozenset(n for n in filter(before.is_valid, listed) if self._has_manifest(n))
-        replaced = before.replaced.union([before.token], map(_token, listed)) - {"", self._token}
-        self._check_fence()
-        self._write_writer(_Writer(self._token, found, replaced))
+        replaced = before.replaced.union([before.token], map(token_of, listed)) - {"", token}
+        self._fence.check()
+        self._fence.write(ObjectWriter(token, found, replaced))
         self._remove_invalid()
 
     def begin(self, name: str) -> str:
@@ -143,14 +109,14 @@ class ObjectFiles:
             write(shard)
 
     def commit(self, name: str, write: Write) -> None:
-        self._check_fence()
+        self._fence.check()
         with self._system.open(self._key(name, STATE), "wb") as file:
             manifest = write(file)
-        self._check_fence()
+        self._fence.check()
         self._system.pipe_file(self._key(name, MANIFEST), manifest)
 
     def remove(self, name: str) -> None:
-        self._check_fence()
+        self._fence.check()
         with contextlib.suppress(FileNotFoundError):  # another writer may remove it as well
             if self._has_manifest(name):
                 self._system.rm_file(self._key(name, MANIFEST))
@@ -158,7 +124,7 @@ class ObjectFiles:
             self._system.rm(self._key(name), recursive=True)
 
     def quarantine(self, name: str) -> None:
-        self._check_fence()
+        self._fence.check()
         target = quarantined(unused_name(name, self._list(self._root / quarantined())))
         for file in self._list(self._root / name):
             self._system.cp_file(self._key(name, file), self._key(target, file))
@@ -170,31 +136,16 @@ class ObjectFiles:
             self._remove_invalid()
             self._system.rm_file(self._key("writer"))
 
-    def _write_writer(self, writer: _Writer) -> None:
-        self._writer = writer
-        self._system.pipe_file(self._key("writer"), writer.to_bytes())
-
     def _remove_invalid(self) -> None:
         """Remove generations that a replaced writer committed late or never completed."""
-        writer, listed = self._writer or _Writer(), self._listed()
-        self._check_fence()  # a new writer adds nothing before it has written its token
+        writer, listed = self._fence.writer or ObjectWriter(), self._listed()
+        self._fence.check()  # a new writer adds nothing before it has written its token
         for name in listed:
             if not writer.is_valid(name):
                 with contextlib.suppress(FileNotFoundError):
                     self._system.rm(self._key(name), recursive=True)
-            elif name not in writer.found and _token(name) != self._token:
+            elif name not in writer.found and token_of(name) != self._fence.token:
                 raise fenced(self.address(""))
-
-    def _check_fence(self) -> None:
-        if self._read_writer().token != self._token:
-            raise fenced(self.address(""))
-
-    def _read_writer(self) -> _Writer:
-        """Return the last writer that opened and has not closed."""
-        try:
-            return _Writer.parse(bytes(self._system.cat_file(self._key("writer"))))
-        except FileNotFoundError:
-            return _Writer()
 
     def _has_manifest(self, name: str) -> bool:
         return bool(self._system.exists(self._key(name, MANIFEST)))
@@ -213,11 +164,6 @@ class ObjectFiles:
         except FileNotFoundError:
             return []
         return [str(entry).rstrip("/").rpartition("/")[2] for entry in entries]
-
-
-def _token(name: str) -> str:
-    """Return the token of the writer that added a generation; "" if the name has none."""
-    return name.partition(".")[0].rpartition("-")[2]
 
 
 class RunObjects(ObjectFiles):
