@@ -527,6 +527,13 @@ class RepeatsConfig(Section):
             )
         return given | {"seeds": folds}
 
+    def fold_of(self, seed: int) -> dict[str, int]:
+        """Return the task's arguments for the fold of the `seed`-th training; without folds none.
+
+        Seeds beyond the folds, such as those of `sweep confirm`, begin with the first fold again.
+        """
+        return {} if self.folds is None else {"fold": seed % self.folds, "folds": self.folds}
+
     def combine(self, values: Sequence[float]) -> float:
         """Return one number for the values of a configuration's seeds; at least one is needed."""
         return combine(values, self.value)

@@ -321,8 +321,7 @@ class SweepSpec(Section):
         if seed.split:
             drawn = derive_seed(self.seed, seed.purpose, "split", seed.number)
             data["task"] = {**data["task"], SPLIT_SEED: drawn % _SPLIT_SEEDS}
-        if (folds := self.repeats.folds) is not None:
-            data["task"] = {**data["task"], "fold": seed.number % folds, "folds": folds}
+        data["task"] = {**data["task"], **self.repeats.fold_of(seed.number)}
         doc = Document(f"trial {seed.number}", data, {})
         for key, value in params.items():
             path, message = spec_path(key)
