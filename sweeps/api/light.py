@@ -51,7 +51,7 @@ from sweeps.spec.revisions import changes, read_spec, write_spec
 from sweeps.spec.sections import StopConfig
 from sweeps.spec.spec import SweepSpec, trial_yaml
 from sweeps.stopping.metric_values import as_value, stop_reason
-from sweeps.stopping.rule import TrialStopper, minimize_of
+from sweeps.stopping.rule import TrialStopper, judging, minimize_of
 from sweeps.stores import check_owner, place_of
 from sweeps.sweep_lock import SweepLock
 from trainable.errors import NonFiniteMetric
@@ -211,7 +211,11 @@ class LightSweep:
             else:
                 LedgerFile(paths.ledger).remove_incomplete(paths.spec)
                 ledger = Ledger.create(
-                    paths.ledger, mode=spec.mode, sweep_id=uuid.uuid4().hex, select=spec.select
+                    paths.ledger,
+                    mode=spec.mode,
+                    sweep_id=uuid.uuid4().hex,
+                    select=spec.select,
+                    limits=spec.limits,
                 )
                 if warm.summary:
                     ledger.store_warm_start(warm)
@@ -230,6 +234,7 @@ class LightSweep:
             epochs=spec.budget.reports, minimize=minimize_of(spec)
         )
         if stopper is not None:
+            stopper = judging(stopper, spec)
             for trial in trials:
                 for epoch, value in sorted(trial.compared_reports.items()):
                     stopper.stops(trial.number, epoch, value)
@@ -300,7 +305,7 @@ class LightSweep:
     def _row(self, earlier: Sequence[Row], given: object) -> Row:
         """Return a report as a row of the trial's curve."""
         spec, number = self._spec, len(earlier) + 1
-        values = numbers_of(self._name, given, spec.metrics)
+        values = numbers_of(self._name, given, spec.reported)
         first = spec.metrics[0]
         known = [row.metrics[f"best/{first}"] for row in earlier[-1:]]
         better = min if spec.modes[0] == "min" else max
@@ -312,8 +317,8 @@ class LightSweep:
     def _judge(self, number: int, rows: Sequence[Row]) -> tuple[Ending, str | None]:
         """Return how a trial ends after its last report, and why."""
         spec, stopper = self._spec, self._opened.stopper
-        values = _values(rows[-1], spec.metrics)
-        for metric, value in zip(spec.metrics, values, strict=True):
+        values = _values(rows[-1], spec.reported)
+        for metric, value in zip(spec.reported, values, strict=True):
             if not math.isfinite(value):
                 return "failed", (
                     f"{NonFiniteMetric.kind}: {metric} is {value} in report {len(rows)}; a trial "
@@ -327,7 +332,7 @@ class LightSweep:
                 return "complete", patience
         if why and len(rows) < spec.budget.reports:
             rule, word = spec.early_stopping.rule.name, spec.budget.report_word
-            return "pruned", stop_reason(rule, f"{word} {len(rows)}", spec.metrics, values, why)
+            return "pruned", stop_reason(rule, f"{word} {len(rows)}", spec.reported, values, why)
         return _GOES_ON
 
     def _fail(self, number: int, rows: Sequence[Row], error: Exception) -> None:
@@ -351,7 +356,7 @@ class LightSweep:
         traceback: str | None = None,
     ) -> None:
         """Store a trial's reports and its end, in one transaction."""
-        now, metrics = self._opened, self._spec.metrics
+        now, metrics = self._opened, self._spec.reported
         seconds = time.monotonic() - now.running[number]
         now.lock.check()
         content = b"".join(map(format_row, rows))

@@ -21,7 +21,7 @@ Objective = Callable[..., Report | Iterator[Report]]
 """A function of the searched values: it returns a report, or yields one after each epoch."""
 
 KEYS = {"version", "name", "task", "metric", "mode", "select", "trials", "seed", "budget"} | {
-    "space", "search", "early_stopping", "stop", "tracking", "training_rules",
+    "space", "search", "constraints", "early_stopping", "stop", "tracking", "training_rules",
 }  # fmt: skip
 """The keys of a sweep file that have an effect on a function in this process."""
 ARGUMENT = "task."

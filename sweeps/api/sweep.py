@@ -442,8 +442,8 @@ class Sweep:
         """Return one row for each trial, by its number.
 
         Columns: `state`; each searched parameter by its dotted key; each reported metric as it was
-        at the report that is the trial's value; the metrics of tested trials on test data;
-        `best_epoch` and `best_step` of that report;
+        at the report that is the trial's value; the metrics of tested trials on test data; with
+        `constraints` whether it is `feasible`; `best_epoch` and `best_step` of that report;
         `epochs` and `steps` trained; `started_at`, `ended_at` and the `seconds` that workers
         trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `confirms`,
         the leader that it trains again; `reason`; `run_id`. With `repeats` each row is one seed:

@@ -30,6 +30,7 @@ class SweepKeys(TypedDict, total=False):
     concurrency: int | None
     budget: Mapping[str, Any]
     search: str | Mapping[str, Any]
+    constraints: Mapping[str, Mapping[str, float]]
     repeats: int | Mapping[str, Any]
     early_stopping: str | Mapping[str, Any]
     stop: Mapping[str, Any]

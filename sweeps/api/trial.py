@@ -12,7 +12,7 @@ from sweeps.api.command import run_command
 from sweeps.artifacts import export
 from sweeps.run.task_code import checked_config
 from sweeps.spec.space import configured
-from sweeps.view.sweep_view import SweepView
+from sweeps.view.sweep_view import SweepView, feasibility
 from sweeps.view.tables import best_metrics, curves_frame
 from trainable.config import TrialConfig
 from trainable.store.notes import read_tested
@@ -41,6 +41,8 @@ class Trial:
             `select: final`; None before the first report. With `repeats`, that of the
             configuration over its seeds, whose first seed this trial then is; `checkpoint`,
             `load_model`, `export` and `test` take the seed whose value is closest to it.
+        feasible: Whether its values satisfy the sweep's `constraints`; None without constraints.
+        violations: By how much it misses which of them, by metric.
         standard_error: That of `value` over seeds; None without several seeds.
         epochs: How many epochs it has trained.
         reason: Why it was stopped or failed, in a sentence; None otherwise.
@@ -54,6 +56,9 @@ class Trial:
         self.state: str = view.trial_state(record)
         self.params: dict[str, Any] = configured(view.spec.space, record.best_params)
         self.value: float | None = record.value
+        judgement = feasibility(record)
+        self.feasible: bool | None = judgement["feasible"]
+        self.violations: dict[str, float] = judgement["violations"]
         seeds = record.over_seeds
         self.standard_error: float | None = None if seeds is None else seeds.standard_error
         self.epochs: int = record.epoch

@@ -34,9 +34,11 @@ from sweeps.formatting import (
     titles,
 )
 from sweeps.ledger.attributes import ORIGIN_COLUMNS
+from sweeps.ledger.ranking import closest
 from sweeps.paths import command_line
 from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_at_end, health_sentences
+from sweeps.view.outcome import infeasible_sentence
 from sweeps.view.sweep_progress import (
     TrialRow,
     best_name,
@@ -141,6 +143,8 @@ def status(
             lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))
             if command := view.finish_command(record):
                 lines.append(line(f"train it to its end: {command}"))
+    elif failure is None and (near := closest(view.records)) is not None:
+        lines.append(Text(infeasible_sentence(near), style="yellow"))
     if (used := usage_at_end(view)) is not None:
         lines += map(Text, used.sentences())
     lines += map(Text, messages.found_lines(findings))
@@ -186,9 +190,10 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     timed = any(one["duration"] is not None for one in found)
     again = {r: c for r, c in ORIGIN_COLUMNS.items() if any(one["role"] == r for one in found)}
     common = any(one["role"] in again and one["seed_index"] is not None for one in found)
-    seeds = spec.repeats.seeds > 1
+    seeds, limited = spec.repeats.seeds > 1, bool(spec.constraints)
     word = spec.budget.report_word
-    first = ["trial", "state", *spec.metrics, *["+-", "seeds"] * seeds, word, "step"]
+    first = ["trial", "state", *spec.metrics, *["feasible"] * limited]
+    first += [*["+-", "seeds"] * seeds, word, "step"]
     first += ["duration"] * timed
     last = ["attempts"] * attempts + [*again.values()] + ["seed"] * common + ["reason"] * reasons
     short = titles(keys, [*first, *last])
@@ -208,6 +213,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 str(one["number"]),
                 _state(one["state"]),
                 *format_cells(one["value"], spec.metrics),
+                *[_FEASIBLE[one["feasible"]]] * limited,
                 *(_seed_cells(one) if seeds else []),
                 str(one["epoch"]),
                 str(one["step"]),
@@ -220,6 +226,9 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
             )
         )
     return grid
+
+
+_FEASIBLE = {True: "yes", False: "no", None: "-"}
 
 
 def _seed_cells(found: dict[str, Any]) -> list[str]:
@@ -275,6 +284,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
     if (words := over_seeds(found)) is not None:
         table.add_row(Text("value is", style="bold"), Text(words))
+    if found["feasible"] is not None:
+        table.add_row(Text("feasible", style="bold"), Text(_feasible(found)))
     for key, value in (found["test"] or {}).items():
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
     if found["from_priors"]:
@@ -302,6 +313,12 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         # Indented, to set it apart from this program's own lines.
         parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
     return Group(*parts)
+
+
+def _feasible(found: dict[str, Any]) -> str:
+    """Return whether a trial is feasible, and by how much it misses which limits."""
+    missed = (f"{m} by {format_number(by)}" for m, by in found["violations"].items())
+    return "yes" if found["feasible"] else f"no: it misses the limit of {', '.join(missed)}"
 
 
 def _exemption(found: dict[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from redaction.escapes import printable, visible
 from sweeps.ledger.failed_attempts import failed_attempts_in, reopened_in
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.reasons import clipped
+from sweeps.statistics.feasibility import Limit, Limits
 from sweeps.stopping.metric_values import Value
 
 ATTEMPT = "attempt "
@@ -59,14 +60,19 @@ ROLE = "role"
 """A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
 REPEATS = "repeats"
 """A study attribute: the spec's `repeats`, if each configuration trains with several seeds."""
+CONSTRAINTS = "constraints"
+"""A study attribute: the limits of the spec's `constraints`, if there are any."""
+LIMITED = "limited"
+"""In a trial's progress: the metrics that only have limits, at the report of its value."""
 SELECT = "select"
 """A study attribute: the spec's `select`, if it is not `checkpoint`."""
 ENDED = "ended"
 """A trial attribute: how many of the sweep's trials had ended, this one included. Times do not
 order the ends reliably, because a clock may be set back."""
 REPORT = "report "
-"""Trial attributes of a sweep with several metrics, by epoch: all values. Optuna stores one value
-per report, and TPE fails on such a trial if it is pruned and the study has several directions."""
+"""Trial attributes of a sweep with several metrics or with limits on others, by epoch: all values.
+Optuna stores one value per report, and TPE fails on such a trial if it is pruned and the study has
+several directions."""
 
 Role = Literal["search", "finish", "confirm", "repeat"]
 """Why a trial exists: the search suggested it, or it trains the point of another one, its origin:
@@ -158,6 +164,7 @@ def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> di
         **_device_seconds(progress),
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
+        "limited": tuple(progress.get(LIMITED, ())),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "lacks_model": bool(attributes.get(LACKS_MODEL, False)),
         "lost_workers": tuple(printable(str(one)) for one in attributes.get(LOST_WORKERS, ())),
@@ -195,9 +202,8 @@ def compared_values(
     attributes: Mapping[str, Any], intermediate: Mapping[int, float]
 ) -> Mapping[int, Value]:
     """Return what each report of a trial brought, as stopping rules receive it."""
-    if intermediate:
-        return intermediate
-    return {epoch: tuple(values) for epoch, values in reports_in(attributes).items()}
+    several = {epoch: tuple(values) for epoch, values in reports_in(attributes).items()}
+    return several or intermediate
 
 
 def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -209,6 +215,11 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
 def repeats_in(attributes: Mapping[str, Any]) -> Repeats | None:
     """Return how many seeds each configuration gets, from a study's attributes; None: one."""
     return Repeats(*attributes[REPEATS]) if REPEATS in attributes else None
+
+
+def limits_in(attributes: Mapping[str, Any], num_metrics: int) -> Limits:
+    """Return the limits on reported metrics, from a study's attributes."""
+    return Limits(num_metrics, tuple(Limit(*one) for one in attributes.get(CONSTRAINTS, ())))
 
 
 def abort_in(attributes: Mapping[str, Any]) -> Abort | None:

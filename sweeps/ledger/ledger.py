@@ -26,10 +26,12 @@ from sweeps.ledger.attributes import (
     ABORT,
     ACCUMULATION,
     ATTEMPT,
+    CONSTRAINTS,
     DEVICES,
     ENDED,
     EXEMPT,
     GENERATION,
+    LIMITED,
     LINEAGE,
     LOST_WORKERS,
     MOST_LOST_WORKERS,
@@ -52,6 +54,7 @@ from sweeps.ledger.attributes import (
     abort_in,
     attempts_in,
     is_of_search,
+    limits_in,
     repeats_in,
     reports_in,
     role_attributes,
@@ -63,10 +66,11 @@ from sweeps.ledger.ranking import front, is_finite, value_of
 from sweeps.ledger.reasons import clipped_reason, clipped_traceback
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import StudyStorage
-from sweeps.ledger.trials import STATES, Ending, TrialRecord
+from sweeps.ledger.trials import NO_LIMITS, STATES, Ending, TrialRecord
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.spec.resume_checks import Origin
 from sweeps.spec.sections import Select
+from sweeps.statistics.feasibility import Limits
 from trainable.config import Mode
 
 _P = ParamSpec("_P")
@@ -264,6 +268,8 @@ class Ledger(StudyRecord):
         """What the values of the sweep's trials are; see `ranking.value_of`."""
         self.repeats = repeats_in(storage.attributes)
         """How many seeds each configuration gets; None: one."""
+        self.limits = limits_in(storage.attributes, len(self.minimizes))
+        """The limits on reported metrics by which its trials are feasible or not."""
         self.earlier_budgets: Collection[int] = ()
         """The reports of a full training under each revision of the spec. The driver sets it: a
         trial that is complete by one of them may be short for a later one."""
@@ -287,6 +293,7 @@ class Ledger(StudyRecord):
         sweep_id: str,
         select: Select = "checkpoint",
         repeats: Repeats | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> Ledger:
         """Create an empty ledger."""
         modes = [mode] if isinstance(mode, str) else mode
@@ -305,6 +312,8 @@ class Ledger(StudyRecord):
                 storage.set_study_attribute(SELECT, select)
             if repeats is not None:
                 storage.set_study_attribute(REPEATS, list(repeats))
+            if limits:
+                storage.set_study_attribute(CONSTRAINTS, limits.each)
 
         storage.transact(create)
         return cls(location, storage)
@@ -344,15 +353,24 @@ class Ledger(StudyRecord):
         """Return the best trial, or with several metrics the Pareto front; see `ranking.front`."""
         return front(self.trials(), self.minimizes)
 
+    @in_transaction
+    def store_limits(self, limits: Limits) -> None:
+        """Store the limits of an edited spec, by which all trials are judged from now on."""
+        if limits != self.limits:
+            self._storage.set_study_attribute(CONSTRAINTS, limits.each)
+            self.limits = limits
+
     def best(self) -> TrialRecord | None:
         """Return the best trial; None if there is none, or if the Pareto front has several."""
         best = self.front()
         return best[0] if len(best) == 1 else None
 
     def _reports(self, trial: FrozenTrial) -> Mapping[int, Sequence[float]]:
-        """Return the value of each metric after each reported epoch."""
-        if len(self.minimizes) > 1:
-            return reports_in(trial.user_attrs)
+        """Return the value of each reported metric after each reported epoch."""
+        if len(self.minimizes) > 1 or self.limits:
+            several = reports_in(trial.user_attrs)
+            if several or len(self.minimizes) > 1:
+                return several
         return {epoch: (value,) for epoch, value in sorted(trial.intermediate_values.items())}
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
@@ -360,15 +378,15 @@ class Ledger(StudyRecord):
         reports = {epoch: values[0] for epoch, values in several.items()}
         values: tuple[float | None, ...]
         values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
+        values = values[: len(self.minimizes)]
         return TrialRecord(
             number=trial.number,
             state=STATES[trial.state.name],
             reports=reports,
-            all_reports={e: tuple(one) for e, one in several.items()}
-            if len(self.minimizes) > 1
-            else {},
+            all_reports={e: tuple(one) for e, one in several.items() if len(one) > 1},
             value=values[0],
             others=tuple(value for value in values[1:] if value is not None),
+            limits=self.limits,
             select=self.select,
             **trial_fields(dict(trial.params), trial.user_attrs),
         )
@@ -474,23 +492,28 @@ class Ledger(StudyRecord):
         known = self._reports(trial)
         if epoch in known or trial.state.is_finished():
             return
-        progress: dict[str, float] = {"step": step, "epoch": epoch}
+        progress: dict[str, Any] = {"step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
         # NaN and infinity are never best. The earlier of equal reports stays the best.
         is_best = is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
         )
         if is_best or self.select == "final":
-            progress |= {"best_step": step, "best_epoch": epoch}
+            progress |= {"best_step": step, "best_epoch": epoch, **self._limited(value, *others)}
         if seconds is not None:
             progress["seconds"] = round(seconds, 3)
         self._store_progress(trial, **progress)
         if others:
             self._storage.set_attribute(number, f"{REPORT}{epoch}", [value, *others])
-        else:
+        if len(self.minimizes) == 1:
             self._storage.add_value(number, epoch, value)
 
-    def _store_progress(self, trial: FrozenTrial, **changed: float) -> None:
+    def _limited(self, *values: float) -> dict[str, list[float]]:
+        """Return the entry of a trial's progress with the metrics that only have limits."""
+        only_limited = list(values[len(self.minimizes) :])
+        return {LIMITED: only_limited} if only_limited else {}
+
+    def _store_progress(self, trial: FrozenTrial, **changed: Any) -> None:
         """Change some entries of a trial's progress."""
         before = trial.user_attrs.get("progress", {})
         progress = {**before, **changed}
@@ -567,7 +590,9 @@ class Ledger(StudyRecord):
         self._storage.set_attribute(number, ENDED, self._ends)
         trained = {} if seconds is None else {"seconds": round(seconds, 3)}
         self._store_progress(self._storage.trial(number), ended_ms=_now_ms(), **trained)
-        self._storage.end_trial(number, ENDINGS[ending], _optuna_values(record, ending))
+        several = len(self.minimizes) > 1
+        values = _optuna_values(record, ending, several=several)
+        self._storage.end_trial(number, ENDINGS[ending], values)
         return self.trial(number)
 
     @in_transaction
@@ -623,28 +648,29 @@ class Ledger(StudyRecord):
         """Store that a reopened trial may train: see `Reopened`."""
         self._storage.set_attribute(number, REOPENED, None)
 
-    def _progress_at(self, number: int, steps: Mapping[int, int]) -> dict[str, int]:
+    def _progress_at(self, number: int, steps: Mapping[int, int]) -> dict[str, Any]:
         """Return the progress of a trial by its reports."""
         known = self._reports(self._storage.trial(number))
         if not known:
             return {}
         last = max(known)
-        progress = {"epoch": last, "step": steps.get(last, 0)}
+        progress: dict[str, Any] = {"epoch": last, "step": steps.get(last, 0)}
         value = value_of(known, minimize=self.minimize, select=self.select)
         best = last if self.select == "final" else None
         if value is not None and best is None:
             best = min(epoch for epoch in known if tuple(known[epoch]) == value)
         if best is not None and best in steps:
             progress |= {"best_epoch": best, "best_step": steps[best]}
+            progress |= self._limited(*known[best])
         return progress
 
 
-def _optuna_values(record: TrialRecord, ending: Ending) -> Sequence[float]:
+def _optuna_values(record: TrialRecord, ending: Ending, *, several: bool) -> Sequence[float]:
     """Return the values of an ended trial: as Optuna does, the last report of a pruned one."""
     if ending == "complete":
         assert record.values, "a trial without a value does not complete"
         return record.values
-    if ending == "failed" or record.all_reports or not record.reports:
+    if ending == "failed" or several or not record.reports:
         return ()
     last = record.reports[max(record.reports)]
     return () if math.isnan(last) else (last,)

@@ -72,7 +72,7 @@ class OverSeeds(NamedTuple):
     values: tuple[float | None, ...]
     """The value of the (first) metric of each of these; None without one."""
     own: tuple[float, ...]
-    """The value of each metric of the first seed alone."""
+    """The value of each reported metric of the first seed alone."""
     standard_error: float | None
     """That of the configuration's value; None for fewer than two values."""
     value: SeedValue
@@ -192,8 +192,15 @@ def alone(trial: Seed) -> Seed:
     """Return a trial with the value of its own training, without its configuration."""
     if trial.over_seeds is None:
         return trial
-    value, *others = trial.over_seeds.own or (None,)
-    return dataclasses.replace(trial, value=value, others=tuple(others), over_seeds=None)
+    value, *rest = trial.over_seeds.own or (None,)
+    split = len(trial.others)
+    return dataclasses.replace(
+        trial,
+        value=value,
+        others=tuple(rest[:split]),
+        limited=tuple(rest[split:]),
+        over_seeds=None,
+    )
 
 
 def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
@@ -207,18 +214,20 @@ def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
 
 
 def _combined(mine: Sequence[TrialSummary], repeats: Repeats) -> Mapping[str, Any]:
-    every = [trial.values for trial in mine if trial.values]
+    every = [trial.judged for trial in mine if trial.values]
     each = [combine(metric, repeats.value) for metric in zip(*every, strict=True)]
     firsts = [values[0] for values in every]
+    num_metrics = max((len(trial.values) for trial in mine), default=0)
     return {
         "value": each[0] if each else None,
-        "others": tuple(each[1:]),
+        "others": tuple(each[1:num_metrics]),
+        "limited": tuple(each[num_metrics:]),
         "over_seeds": OverSeeds(
             state=state_of([trial.state for trial in mine], repeats.seeds),
             seeds=repeats.seeds,
             trials=tuple(trial.number for trial in mine),
             values=tuple(trial.values[0] if trial.values else None for trial in mine),
-            own=mine[0].values,
+            own=mine[0].judged,
             standard_error=standard_error(firsts, repeats.value),
             value=repeats.value,
         ),

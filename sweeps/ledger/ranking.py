@@ -50,8 +50,12 @@ def is_finite(values: Sequence[float]) -> bool:
 def front(
     trials: Iterable[Trial], minimizes: Sequence[bool], *, so_far: bool = False
 ) -> list[Trial]:
-    """Return the best trial, or with several metrics the Pareto front, sorted by the first."""
+    """Return the best trial, or with several metrics the Pareto front, sorted by the first.
+
+    No trial is among them that misses a limit on a reported metric.
+    """
     ranked = ranking(trials, minimize=minimizes[0], so_far=so_far)
+    ranked = [one for one in ranked if one.feasible is not False]
     if len(minimizes) == 1:
         return ranked[:1]
     return [ranked[index] for index in undominated([t.values for t in ranked], minimizes)]
@@ -81,12 +85,21 @@ def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) ->
 def ranking(trials: Iterable[Trial], *, minimize: bool, so_far: bool = False) -> list[Trial]:
     """Return the trials that have a result, the best first, complete ones before their equals.
 
+    Infeasible ones follow all others, those first that miss their limits by less.
     With `so_far` those that have not ended count, too, by what they have reported.
     """
     counted = [t for t in trials if (t.has_result_so_far if so_far else t.has_result)]
     found = [t for t in counted if t.value is not None]
     sign = 1 if minimize else -1
-    return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
+    return sorted(
+        found, key=lambda t: (t.violation, sign * (t.value or 0.0), t.state != "complete")
+    )
+
+
+def closest(trials: Iterable[Trial]) -> Trial | None:
+    """Return the trial that misses its limits by the least, if each one with a result does."""
+    ranked = ranking(trials, minimize=True, so_far=True)
+    return ranked[0] if ranked and ranked[0].feasible is False else None
 
 
 NOT_FINITE = (math.nan,)

@@ -22,6 +22,7 @@ from sweeps.ledger.attributes import (
     WARM_START,
     abort_in,
     attempts_in,
+    limits_in,
     repeats_in,
     reports_in,
     trial_fields,
@@ -64,6 +65,8 @@ class LedgerReader:
             """What the values of the sweep's trials are; see `value_of`."""
             self.repeats = repeats_in(notes)
             """How many seeds each configuration gets; None: one."""
+            self.limits = limits_in(notes, len(self.minimizes))
+            """The limits on reported metrics by which its trials are feasible or not."""
             self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.abort = abort_in(notes)
@@ -91,12 +94,11 @@ class LedgerReader:
     def records(self) -> list[TrialRecord]:
         """Return all trials with their curves."""
         curves = self.all_reports()
-        several = len(self.minimizes) > 1
         return [
             TrialRecord(
                 **vars(trial),
                 reports={epoch: one[0] for epoch, one in curves[trial.number].items()},
-                all_reports=curves[trial.number] if several else {},
+                all_reports={e: one for e, one in curves[trial.number].items() if len(one) > 1},
             )
             for trial in self.trials
         ]
@@ -133,7 +135,7 @@ class LedgerReader:
         """Return one trial's reports: a number each, or a list for several metrics."""
         found = self.all_reports()[number].items()
         if len(self.minimizes) > 1:
-            return {epoch: list(values) for epoch, values in found}
+            return {epoch: list(values[: len(self.minimizes)]) for epoch, values in found}
         return {epoch: values[0] for epoch, values in found}
 
     def _read_trials(self, db: sqlite3.Connection) -> Iterator[TrialSummary]:
@@ -152,6 +154,7 @@ class LedgerReader:
                 state=STATES[state],
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
+                limits=self.limits,
                 select=self.select,
                 **trial_fields(params.get(trial, {}), attributes.get(trial, {})),
             )
@@ -178,7 +181,8 @@ class LedgerReader:
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
             several = reports_in(mine)
-            found[trial] = value_of(several, minimize=self.minimize, select=self.select) or (None,)
+            value = value_of(several, minimize=self.minimize, select=self.select) or (None,)
+            found[trial] = value[: len(self.minimizes)]
         return found
 
 

@@ -15,8 +15,10 @@ from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import OverSeeds, num_missing
 from sweeps.spec.sections import Select
 from sweeps.spec.trial_run import TrialSeed
+from sweeps.statistics.feasibility import Limits
 from sweeps.stopping.metric_values import Value
 
+NO_LIMITS = Limits()
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 STATES = {
@@ -42,6 +44,10 @@ class TrialSummary:
     """Its value of the (first) metric, as `value_of` defines it; None before the first report."""
     others: tuple[float, ...] = ()
     """The sweep's other metrics in the report of `value`: all belong to one checkpoint."""
+    limited: tuple[float, ...] = ()
+    """The metrics that only have limits, in the same report."""
+    limits: Limits = NO_LIMITS
+    """The sweep's limits on reported metrics."""
     select: Select = "checkpoint"
     """What the values of the sweep's trials are."""
     started_at: datetime | None = None
@@ -189,6 +195,26 @@ class TrialSummary:
         return () if self.value is None else (self.value, *self.others)
 
     @property
+    def feasible(self) -> bool | None:
+        """Whether its values satisfy all limits; None without limits or without a value."""
+        return None if not self.limits or self.value is None else not self.violation
+
+    @property
+    def violation(self) -> float:
+        """By how much it misses its limits in all; see `Limits.violation`."""
+        return self.limits.violation(self.judged) if self.judged else 0.0
+
+    @property
+    def judged(self) -> tuple[float, ...]:
+        """What its limits judge: the values of all reported metrics; none before a report."""
+        return (*self.values, *self.limited) if self.values else ()
+
+    @property
+    def missed(self) -> str:
+        """Which limits it misses, in words; empty if it is feasible."""
+        return self.limits.sentence(self.judged) if self.judged else ""
+
+    @property
     def own_value(self) -> float | None:
         """The value of this training alone, whatever other seeds its configuration has."""
         if self.over_seeds is None:
@@ -213,7 +239,8 @@ class TrialRecord(TrialSummary):
     reports: dict[int, float]
     """The (first) metric after each reported epoch."""
     all_reports: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """With several metrics, all of them after each reported epoch; else empty."""
+    """With several metrics, or with metrics that only have limits, all of them after each reported
+    epoch; else empty."""
 
     @property
     def compared_reports(self) -> dict[int, Value]:

@@ -3,9 +3,8 @@
 Optuna goes through all trials several times for each suggestion, and with several metrics for each
 parameter. Here each trial is read once, and again only where it has changed. The ranks of trials,
 the densities and the choice of a value follow Optuna's bit by bit, except with three or more
-metrics: the trials that TPE imitates are then chosen by `statistics.fronts.spread`. Not read are
-constraints that Optuna stores in trials: a sweep checks its own before it creates a trial. What
-must not live here: which trials TPE receives (`search`).
+metrics: the trials that TPE imitates are then chosen by `statistics.fronts.spread`. What must not
+live here: which trials TPE receives, and with which constraints (`search`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from optuna.samplers._tpe import _truncnorm
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
 from optuna.samplers._tpe.probability_distributions import _BatchedCategoricalDistributions
 from optuna.samplers._tpe.sampler import (
+    _get_infeasible_trial_score,
     _get_pruned_trial_score,
     _get_reference_point,
     _solve_hssp_with_cache,
@@ -42,7 +42,7 @@ _COMPLETE, _PRUNED, _RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialStat
 
 
 class TrialTable:
-    """What TPE reads of each trial: state, kind, score if pruned, values, parameters.
+    """What TPE reads of each trial: state, kind, score if pruned, violation, values, parameters.
 
     Trials of a kind have the same parameters.
     """
@@ -50,10 +50,10 @@ class TrialTable:
     def __init__(self, space: Mapping[str, BaseDistribution], num_metrics: int) -> None:
         self._space = space
         self._num_metrics = num_metrics
-        self._column = {key: index for index, key in enumerate(space, 4 + num_metrics)}
+        self._column = {key: index for index, key in enumerate(space, 5 + num_metrics)}
         self._kinds: dict[frozenset[str], int] = {}
         self._trials: Sequence[FrozenTrial] = ()
-        self._rows: _Floats = np.empty((0, 4 + num_metrics + len(space)))
+        self._rows: _Floats = np.empty((0, 5 + num_metrics + len(space)))
 
     def read(self, trials: Sequence[FrozenTrial], sampler: TPESampler, study: Study) -> None:
         """Read those trials that are not the same objects as before."""
@@ -72,6 +72,7 @@ class TrialTable:
             trial.state,
             self._kinds.setdefault(frozenset(trial.params), len(self._kinds)),
             *(_get_pruned_trial_score(trial, study) if pruned else (np.nan, np.nan)),
+            _get_infeasible_trial_score(trial),
             *(trial.values or (np.nan,) * self._num_metrics),
             *(
                 one.to_internal_repr(params[key]) if key in params else np.nan
@@ -96,8 +97,12 @@ class TrialTable:
     def losses(self, places: _Places, directions: Sequence[StudyDirection]) -> _Floats:
         """Return the values of complete trials; less is better."""
         signs = [-1.0 if one == StudyDirection.MAXIMIZE else 1.0 for one in directions]
-        losses: _Floats = self._rows[places, 4 : 4 + self._num_metrics] * signs
+        losses: _Floats = self._rows[places, 5 : 5 + self._num_metrics] * signs
         return losses
+
+    def violations(self, places: _Places) -> _Floats:
+        """Return by how much trials violate constraints in all; 0 for a feasible one."""
+        return self._rows[places, 4]
 
     def pruned_scores(self, places: _Places) -> _Floats:
         """Return the two numbers by which Optuna ranks pruned trials; less is better."""
@@ -174,18 +179,27 @@ class ArrayTPESampler(TPESampler):
     def _below_and_above(self, directions: Sequence[StudyDirection]) -> tuple[_Places, _Places]:
         """Return the places of the trials that TPE imitates, and of those that it avoids."""
         table = self._table
-        complete, pruned = table.places(_COMPLETE), table.places(_PRUNED)
+        ended = table.places(_COMPLETE, _PRUNED)
+        violations = table.violations(ended)
+        feasible, infeasible = ended[violations == 0], ended[violations > 0]
+        complete, pruned = (
+            np.intersect1d(feasible, table.places(state), assume_unique=True)
+            for state in (_COMPLETE, _PRUNED)
+        )
         default = default_gamma if len(directions) == 1 else default_gamma_multiobjective
-        number = (self._gamma or default)(len(complete) + len(pruned))
-        best = complete[self._best(directions, min(number, len(complete)))]
+        number = (self._gamma or default)(len(ended))
+        best = complete[self._best(complete, directions, min(number, len(complete)))]
         ranked = pruned[np.lexsort(table.pruned_scores(pruned).T[::-1])]
-        below = np.sort([*best, *ranked[: number - len(best)]]).astype(int)
+        closest = infeasible[np.argsort(table.violations(infeasible), kind="stable")]
+        below = np.sort(np.concatenate((best, ranked, closest))[:number])
         known = (_COMPLETE, _PRUNED, *[_RUNNING] * self._constant_liar)
         return below, np.setdiff1d(table.places(*known), below, assume_unique=True)
 
-    def _best(self, directions: Sequence[StudyDirection], number: int) -> _Places:
+    def _best(
+        self, complete: _Places, directions: Sequence[StudyDirection], number: int
+    ) -> _Places:
         """Return which of the complete trials are the best, in any order."""
-        losses = self._table.losses(self._table.places(_COMPLETE), directions)
+        losses = self._table.losses(complete, directions)
         if losses.shape[1] == 1:
             return np.argsort(losses[:, 0], kind="stable")[:number]
         if number in (0, len(losses)):

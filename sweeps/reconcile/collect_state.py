@@ -172,8 +172,8 @@ def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[SavedReport, ...]:
             int(row.metrics[spec.budget.report_word]),
             row.step,
             row.metrics[spec.metrics[0]],
-            tuple(row.metrics[metric] for metric in spec.metrics[1:]),
+            tuple(row.metrics[metric] for metric in spec.reported[1:]),
         )
         for row in rows
-        if row.metrics.keys() >= {spec.budget.report_word, *spec.metrics}
+        if row.metrics.keys() >= {spec.budget.report_word, *spec.reported}
     )

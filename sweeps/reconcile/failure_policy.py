@@ -49,6 +49,7 @@ _REMEDIES = {
     "limit": "correct what the task changes in its process",
     "hang": "correct the code that blocks, or raise failures.step_timeout",
     "non_finite": "lower the learning rates, or clip gradients",
+    "infeasible": "loosen a limit of constraints, or search where trials satisfy it",
     "oom": "use smaller batches or models, or set failures.out_of_memory=halve_batch",
 }
 

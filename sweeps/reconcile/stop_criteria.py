@@ -133,7 +133,8 @@ def _time(spec: SweepSpec, seconds: float) -> StopCriterionMet | None:
 
 def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
     """Return the best value of the trials that can be the best of a sweep."""
-    values = [t.value for t in trials if t.has_result and t.value is not None]
+    counted = (t for t in trials if t.has_result and t.feasible is not False)
+    values = [t.value for t in counted if t.value is not None]
     return best_report(values, minimize=minimize)
 
 

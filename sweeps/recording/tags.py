@@ -61,6 +61,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec, paths: SweepPaths) -> dict[st
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     tags["stopped_by"] = _stopped_by(record, spec)
+    tags |= feasibility_tags(record)
     if record.reason is not None:
         tags["reason"] = record.reason
     if record.state != "failed" or record.reason is None:
@@ -69,6 +70,17 @@ def end_tags(record: TrialRecord, spec: SweepSpec, paths: SweepPaths) -> dict[st
     if record.traceback:  # the exception is at its end
         tags["failure.traceback"] = clip_start(record.traceback, MAX_TAG_VALUE)
     return tags
+
+
+def feasibility_tags(record: TrialSummary) -> dict[str, str]:
+    """Return whether a trial satisfies the sweep's limits, and by how much it misses them."""
+    if record.feasible is None:
+        return {}
+    missed = record.limits.missed(record.judged)
+    return {
+        "feasible": str(record.feasible).lower(),
+        "constraint_violation": "; ".join(f"{metric}: {by!r}" for metric, by in missed.items()),
+    }
 
 
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:

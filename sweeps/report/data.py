@@ -79,6 +79,9 @@ class SweepData:
             if record.has_result and record.values:
                 complete = copy.copy(trial)
                 complete.state, complete.values = TrialState.COMPLETE, list(record.values)
+                if record.limits:  # Optuna draws infeasible trials pale
+                    margins = record.limits.margins(record.judged)
+                    complete.system_attrs = {**trial.system_attrs, "constraints": margins}
                 found.append(complete)
         return make_study(found, self.view.ledger.minimizes)
 

@@ -405,10 +405,11 @@ def _history(sweep: SweepData) -> go.Figure:
             )
     best = min if sweep.view.ledger.minimize else max
     values = [record.value for record in known if record.value is not None]
+    feasible = [record for record in known if record.feasible is not False]
     figure.add_trace(
         go.Scatter(
-            x=[record.number for record in known],
-            y=list(accumulate(values, best)),
+            x=[record.number for record in feasible],
+            y=list(accumulate([record.value for record in feasible], best)),
             name="best so far",
             mode="lines",
             # Steps instead of slopes: the best value changes at a trial, not between two trials.

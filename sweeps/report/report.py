@@ -35,6 +35,7 @@ from sweeps.formatting import (
     format_reason,
     joined,
 )
+from sweeps.ledger.ranking import closest
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.report.data import NotEnough, SweepData, read_sweep
@@ -45,6 +46,7 @@ from sweeps.trust.evaluation import tested_trials
 from sweeps.trust.findings import Findings, find
 from sweeps.view.compare import leaders
 from sweeps.view.mlflow_pages import page_of, page_of_trial
+from sweeps.view.outcome import infeasible_sentence
 from sweeps.view.sweep_view import STATES, SweepView
 from sweeps.view.usage import usage
 from trainable.errors import StorageError
@@ -155,6 +157,8 @@ def _header(sweep: SweepData, audit: Audit, mlflow: str | None) -> Header:
         f"{best.best_word}: trial {best.number} with {_result(sweep, best)}"
         for best in sweep.view.best_so_far()
     ]
+    if (near := closest(sweep.view.records)) is not None:
+        answer = [infeasible_sentence(near)]
     facts = [
         f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}; "
         f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
@@ -234,7 +238,9 @@ def _trials(sweep: SweepData, mlflow: str | None) -> PageSection:
     classes = [
         f"{sweep.states[one.number]}{' best' if one.number in best else ''}" for one in records
     ]
-    heads = ["trial", "state", *sweep.spec.metrics, sweep.spec.budget.report_word]
+    limited = bool(sweep.spec.constraints)
+    heads = ["trial", "state", *sweep.spec.metrics, *["feasible"] * limited]
+    heads += [sweep.spec.budget.report_word]
     heads += ["attempts", "duration", *(sweep.names.get(key, key) for key in keys), "reason"]
     which = "the best value that a checkpoint has, also of a trial that was stopped early"
     if sweep.spec.select == "final":
@@ -256,12 +262,19 @@ def _trial_row(
         Cell(str(record.number), record.number, run),
         sweep.states[record.number],
         *map(_number, values),
+        *([_feasible(record)] if record.limits else []),
         _number(record.epoch),
         _number(record.attempts),
         Cell(format_duration(record.seconds), record.seconds),
         *(_parameter(params, key) for key in keys),
         record.reason or "-",
     ]
+
+
+def _feasible(record: TrialSummary) -> str:
+    if record.feasible is None:
+        return "-"
+    return "yes" if record.feasible else f"no: {record.missed}"
 
 
 def _number(value: float | None) -> Cell:

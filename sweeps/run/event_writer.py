@@ -260,7 +260,7 @@ class EventWriter:
 
     def _report_to_ledger(self, report: WorkerReport) -> None:
         """Write one result to the ledger, as part of a transaction that may be retried."""
-        others = self._spec.metrics[1:]
+        others = self._spec.reported[1:]
         if report.reports:
             self._ledger.report_all(
                 report.number,

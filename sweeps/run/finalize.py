@@ -25,7 +25,13 @@ from sweeps.paths import SCRATCH
 from sweeps.reconcile.failure_policy import RepeatedFailure
 from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, best_tags, front_tags, health_tags
+from sweeps.recording.tags import (
+    STOPPED_BY_INTERRUPT,
+    best_tags,
+    feasibility_tags,
+    front_tags,
+    health_tags,
+)
 from sweeps.run.session import SweepSession
 from sweeps.stores import lost_weights
 from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
@@ -62,6 +68,9 @@ def finalize_attempt(
     trials, best = ledger.trials(), ledger.front()
     num_searched = len(of_search(trials))
     recorder.tag(None, health_tags(trials))
+    for trial in trials:  # a resume may have changed the limits
+        if trial.finished and (tags := feasibility_tags(trial)):
+            recorder.tag(trial.number, tags)
     known = sweep.trials()
     left, stop = known.num_left, known.stop
     published = _Published()

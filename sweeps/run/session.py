@@ -262,6 +262,7 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
             sweep_id=uuid.uuid4().hex,
             select=spec.select,
             repeats=repeats_of(spec),
+            limits=spec.limits,
         )
         if warm.summary:
             ledger.store_warm_start(warm)
@@ -272,6 +273,7 @@ def open_ledger(prepared: PreparedSweep, warn: Callable[[str], None]) -> Ledger:
         accepted = prepared.options.accept_changes
         check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
         planned = plan_resume(prepared, before, ledger)
+        ledger.store_limits(spec.limits)
     if not planned.stores_origin:
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for.

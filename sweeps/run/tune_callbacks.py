@@ -54,6 +54,7 @@ from sweeps.spec.trial_run import TrialSeed, run_start
 from sweeps.stopping.schedulers import StopperScheduler
 from sweeps.stores import accepts_checkpoints, trial_store
 from sweeps.view.observer import ProgressObserver
+from trainable.adapters.ray import OBJECTIVES
 from trainable.checkpoint import Generation
 from trainable.processes.trial_log import TRIAL_LOG, TrialLog
 from trainable.store.regular_files import make_directory, replace_regular
@@ -62,7 +63,6 @@ _AT_FIRST = {SIGNALS: [], LACKS_MODEL: False}
 """What holds of a trial that has made no report; see `WorkerReport.trial_marks`."""
 _DROPPED_RESULT_KEYS = (
     "earlier",
-    "objectives",
     "noted",
     "metrics",
     "signals",
@@ -257,6 +257,8 @@ class TuneEventHandler(Callback):
         )
         for key in _DROPPED_RESULT_KEYS:
             result.pop(key, None)
+        if result.get("ending") is None:  # the scheduler reads the last ones at the trial's end
+            result.pop(OBJECTIVES, None)
         state = self._trials[number]
         known = state.marks
         changed = {key: now for key, now in report.trial_marks.items() if now != known[key]}

@@ -54,7 +54,7 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
                 else:
                     suggestion = suggester.propose(number)
                 ledger.add(suggestion)
-                value, *others = (random.random() for _ in spec.modes)
+                value, *others = (random.random() for _ in spec.reported)
                 last = spec.budget.reports
                 ledger.report(number, epoch=last, step=last, value=value, others=others)
                 ledger.finish(number, "complete")
@@ -78,6 +78,8 @@ def _invented_ledger(spec: SweepSpec, warm: WarmStart | None, random: Random) ->
         taken = [PriorTrial(one or {}, random.random(), reports, True) for one in points]
     else:
         taken = sorted(warm.trials, key=lambda one: not one.complete)
-    ledger = Ledger.create(IN_MEMORY, mode=spec.modes, sweep_id="dry run", select=spec.select)
+    ledger = Ledger.create(
+        IN_MEMORY, mode=spec.modes, sweep_id="dry run", select=spec.select, limits=spec.limits
+    )
     ledger.store_warm_start(WarmStart(taken[:_WARM]))  # each one costs the sampler time
     return ledger

@@ -31,12 +31,14 @@ from optuna.trial import FrozenTrial
 
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ranking import is_finite
+from sweeps.ledger.trials import NO_LIMITS
 from sweeps.search.shown_trials import values_at
 from sweeps.spec.applied_priors import OPTIMIZER, applied_priors, default_prior
 from sweeps.spec.priors import Prior
 from sweeps.spec.sections import Select
 from sweeps.spec.space import Choice, Distribution, Powers
 from sweeps.spec.spec import SweepSpec
+from sweeps.statistics.feasibility import Limits
 from sweeps.stopping.metric_values import losses
 from trainable.seeding import derive_seed
 
@@ -64,6 +66,7 @@ class PriorTrials:
             rungs=spec.early_stopping.rule.comparable_epochs(reports) or rungs_of(reports),
             minimizes=tuple(mode == "min" for mode in spec.modes),
             select=spec.select,
+            limits=spec.limits,
         )
         found = applied_priors(spec.space, self._optimizer, with_defaults=self._use_defaults)
         keys = [key for key, _ in spec.search_space().ordered()]
@@ -173,6 +176,7 @@ class Comparison:
     rungs: Sequence[int]
     minimizes: tuple[bool, ...]
     select: Select
+    limits: Limits = NO_LIMITS
 
     def wins(self, own: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> float | None:
         """Return the estimated chance that a trial is better than another one.
@@ -196,6 +200,8 @@ class Comparison:
             if values is None:
                 break
             if is_finite(values):
+                if self.limits:
+                    values = self.limits.compared(values, self.minimizes)
                 found.append(losses(values, self.minimizes))
             else:
                 found.append((math.inf,) * len(self.minimizes))

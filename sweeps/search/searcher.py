@@ -28,7 +28,7 @@ from sweeps.search.suggest import Suggester
 from sweeps.spec.searched_workers import does_not_fit
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import rank_timeout, with_accumulation
-from sweeps.stopping.rule import Reports, Standing, make_pausing_rule
+from sweeps.stopping.rule import Reports, Standing, judged_reports, make_pausing_rule
 from sweeps.stopping.schedulers import (
     StopperScheduler,
     WouldStop,
@@ -291,7 +291,10 @@ class LedgerSearcher(Searcher):
         self._driver.flush()
         now = self._standing()
         number = self._pauses.next_promotion(
-            now._replace(live=now.live | set(self._live.values()))
+            now._replace(
+                reports=judged_reports(now.reports, self._spec),
+                live=now.live | set(self._live.values()),
+            )
         )
         self._may_promote = number is not None  # until another trial reaches a rung
         if number is None:

@@ -35,12 +35,13 @@ from sweeps.ledger.ledger import ENDINGS, Ledger
 from sweeps.ledger.over_seeds import Repeats, repeats_of, state_of
 from sweeps.ledger.ranking import NOT_FINITE, is_cut_off, is_finite, values_by, values_over_seeds
 from sweeps.ledger.reasons import may_be_of_parameters
-from sweeps.ledger.trials import STATES
+from sweeps.ledger.trials import NO_LIMITS, STATES
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import in_generations, set_trial_id
 from sweeps.spec.sections import LEARN_NOTHING, Select
 from sweeps.spec.spec import SweepSpec
 from sweeps.spec.trial_run import flatten
+from sweeps.statistics.feasibility import Limits
 from sweeps.statistics.over_seeds import combine, standard_error
 from sweeps.stopping.metric_values import Value
 from sweeps.stopping.rule import make_pausing_rule
@@ -63,7 +64,10 @@ class ShownTrials:
         """Identifies the search space; see `SPACE`."""
         self._pauses = make_pausing_rule(spec)
         rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        self._rung = OneRung(rungs, minimize=ledger.minimize, select=spec.select)
+        self._rung = OneRung(
+            rungs, minimize=ledger.minimize, select=spec.select, limits=spec.limits
+        )
+        self._judged = OfEachTrial(self._rung.judge)
         self._seeds = repeats_of(spec)
         warm = ledger.warm_start
         self.warm_start = list(self._earlier(warm))
@@ -136,8 +140,11 @@ class ShownTrials:
 
     def for_sampler(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
         """Return trials as a sampler receives them."""
+        received = self._as_they_compare(sampler, shown)
+        if self._spec.constraints:
+            received = self._judged(received)
         received = failures_as_worst(
-            self._as_they_compare(sampler, shown),
+            received,
             sampler,
             startup=self._spec.search.startup_trials,
             directions=self._ledger.directions,
@@ -275,6 +282,8 @@ def failures_as_worst(
     if len(results) < max(1, startup):
         return list(trials)
     worst: list[float] | None = None
+    judged = [one.system_attrs[CONSTRAINTS] for one in results if CONSTRAINTS in one.system_attrs]
+    margins = [max(column) for column in zip(*judged, strict=True)]
     if not isinstance(sampler, TPESampler):
         columns = zip(*(trial.values for trial in results), strict=True)
         worst = [
@@ -282,7 +291,8 @@ def failures_as_worst(
             for values, direction in zip(columns, directions, strict=True)
         ]
     return [
-        _as_worst(trial, worst) if place in failed else trial for place, trial in enumerate(trials)
+        _as_worst(trial, worst, margins) if place in failed else trial
+        for place, trial in enumerate(trials)
     ]
 
 
@@ -300,9 +310,16 @@ def _is_of_parameters(failed: FrozenTrial) -> bool:
     return bool(failed.params) and failed_by_parameters(failed)
 
 
-def _as_worst(trial: FrozenTrial, worst: list[float] | None) -> FrozenTrial:
+def _as_worst(trial: FrozenTrial, worst: list[float] | None, margins: list[float]) -> FrozenTrial:
     shown = _as_ended(trial, _PRUNED if worst is None else _COMPLETE, worst)
     shown.intermediate_values = {}
+    return with_margins(shown, margins) if margins else shown
+
+
+def with_margins(trial: FrozenTrial, margins: list[float]) -> FrozenTrial:
+    """Return a trial with what Optuna's samplers read of constraints; above 0 is a violation."""
+    shown = copy.copy(trial)
+    shown.system_attrs = {**trial.system_attrs, CONSTRAINTS: margins}
     return shown
 
 
@@ -355,10 +372,16 @@ class OneRung:
     """
 
     def __init__(
-        self, rungs: Sequence[int], *, minimize: bool, select: Select = "checkpoint"
+        self,
+        rungs: Sequence[int],
+        *,
+        minimize: bool,
+        select: Select = "checkpoint",
+        limits: Limits = NO_LIMITS,
     ) -> None:
-        self._rungs = rungs
+        self._rungs, self._limits = rungs, limits
         self._values_at = partial(values_at, minimize=minimize, select=select)
+        self._values_by = partial(values_by, minimize=minimize, select=select)
         self._reached = OfEachTrial(self._last_rung_with_values)
         self._shown = {rung: OfEachTrial(partial(self._at, rung)) for rung in rungs}
         self._as_they_ended = OfEachTrial(_as_it_ended)
@@ -405,7 +428,23 @@ class OneRung:
             return telling_nothing(trial) if is_cut_off else trial
         if not is_finite(values):
             return as_failed(trial)
-        return _as_ended(trial, _COMPLETE, list(values))
+        if not self._limits:
+            return _as_ended(trial, _COMPLETE, list(values))
+        shown = _as_ended(trial, _COMPLETE, list(values[: self._limits.num_metrics]))
+        return with_margins(shown, self._limits.margins(values))
+
+    def judge(self, trial: FrozenTrial) -> FrozenTrial:
+        """Return an ended trial with the margins of its values, unless it has those at a rung."""
+        if not trial.state.is_finished() or CONSTRAINTS in trial.system_attrs:
+            return trial
+        seeds = trial.user_attrs.get(SEEDS)
+        curves = map(reports_of, [trial] if seeds is None else seeds.trials)
+        values = [self._values_by(one, max(one)) for one in curves if one]
+        if seeds is not None and values:
+            values = [values_over_seeds(values, seeds.combine)]
+        if not values or not is_finite(values[0]):
+            return trial
+        return with_margins(trial, self._limits.margins(values[0]))
 
 
 def _as_it_ended(trial: FrozenTrial) -> FrozenTrial:
@@ -469,6 +508,8 @@ def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> 
     return shown
 
 
+CONSTRAINTS = "constraints"
+"""Optuna's attribute of a trial with its constraints, by which samplers split or rank trials."""
 CUT_OFF = "gradsweep:cut_off"
 """A trial attribute that samplers see: its end tells nothing about its parameters."""
 SEEDS = "gradsweep:seeds"

@@ -58,6 +58,7 @@ def cross_field_checks(
     """Check the fields of a spec against each other."""
     yield from _objective_faults(data)
     yield from _test_metric_faults(data)
+    yield from _constraint_faults(data)
     yield from _early_stopping_faults(data, space)
     yield from _repeats_faults(data)
     yield from _evaluation_faults(data, space)
@@ -73,10 +74,14 @@ def cross_field_checks(
 
 def _test_metric_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     """Refuse a metric on test data: nothing may be chosen by it."""
-    metric = data.get("metric")
-    for index, one in enumerate(metric if isinstance(metric, list) else [metric]):
+    metric, limited = data.get("metric"), data.get("constraints")
+    named: list[tuple[KeyPath, object]] = [(("metric",), metric)]
+    if isinstance(metric, list):
+        named = [(("metric", index), one) for index, one in enumerate(metric)]
+    if isinstance(limited, dict):
+        named += [(("constraints", one), one) for one in limited]
+    for path, one in named:
         if isinstance(one, str) and one.startswith(PREFIX):
-            path = ("metric", index) if isinstance(metric, list) else ("metric",)
             yield Issue(
                 path,
                 f"{written(one)} is measured on test data, which must choose neither a trial nor "
@@ -140,6 +145,16 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
         if takes_one:
             message = f"{does} one metric, and there are {count}; {fix} a single metric"
             yield Issue(path, message)
+
+
+def _constraint_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse constraints beside trials that have no values of the limited metrics."""
+    if data.get("constraints") and _at(data, ("search", "warm_start")):
+        yield Issue(
+            ("search", "warm_start"),
+            "a sweep keeps only its own limited metrics, so which of the earlier trials are "
+            "feasible is not known; leave it out, or leave constraints out",
+        )
 
 
 def _early_stopping_faults(

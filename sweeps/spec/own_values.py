@@ -47,6 +47,11 @@ def resolve_search(spec: SweepSpec, task_defaults: Mapping[str, Any]) -> Resolve
     cautions = [] if spec.num_trials == spec.trials else [_few_points(spec)]
     cautions += prior_cautions(spec.search_space(), spec.search, spec.train.optimizer.name)
     cautions += constraint_cautions(spec.search_space(), spec.search)
+    if spec.constraints and spec.search.sampler == "cmaes":
+        cautions.append(
+            "cmaes learns from values alone: it may search where trials miss the constraints, and "
+            "these are only never the best; tpe, gp and nsgaii learn from constraints, too"
+        )
     if spec.search.try_first != "defaults":
         return ResolvedSearch(spec, cautions)
     searched = {k.removeprefix(_ARGUMENT) for k in spec.space if k.startswith(_ARGUMENT)}

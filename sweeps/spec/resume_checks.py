@@ -33,6 +33,13 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             "sampler has received the values of trials that have ended, and Optuna never changes "
             "them; start a new sweep with `sweep run FILE --name NAME`"
         )
+    if before.reported != after.reported:
+        raise SearchChanged(
+            f"constraints limits {write_flow(list(before.constraints))} in this sweep and cannot "
+            f"limit {write_flow(list(after.constraints))}: the ledger has of each report the "
+            "metrics that had limits then; change the limits of these (one that no trial reaches "
+            "lifts it), or start a new sweep with `sweep run FILE --name NAME`"
+        )
     old, new = before.search, after.search
     if old.warm_start != new.warm_start:
         raise SearchChanged(

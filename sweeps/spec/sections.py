@@ -167,6 +167,11 @@ def check_points(value: object) -> object:
 
 def check_constraints(value: object) -> object:
     """Return a list of texts that are constraints."""
+    if isinstance(value, dict):
+        raise UserError(
+            f"{described(value)} is not a list; search.constraints compares parameters; limits on "
+            "reported metrics are in the section constraints, beside search"
+        )
 
     def faults(index: int, text: object) -> Iterator[Issue]:
         if not isinstance(text, str):
@@ -242,6 +247,53 @@ class SearchConfig(Section):
     def points(self) -> list[dict[str, Any]]:
         """The first points. A sweep resolves `defaults` to a point when it is created."""
         return [] if isinstance(self.try_first, str) else self.try_first
+
+
+_HAS = "a constraint has max, min or both; write {max: 5}"
+
+
+class OutcomeConstraint(Section):
+    """What a trial may have of one metric in the report of its value."""
+
+    max: Number | None = Field(default=None, examples=[5], exclude_if=equal_to(None))
+    """A larger value is infeasible; null: no limit."""
+    min: Number | None = Field(default=None, examples=[0.9], exclude_if=equal_to(None))
+    """A smaller value is infeasible; null: no limit."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> OutcomeConstraint:
+        if self.max is None and self.min is None:
+            raise UserError(f"it has no limit; {_HAS}")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise UserError(
+                f"min is {self.min:g} and max {self.max:g}: no value is feasible; swap them"
+            )
+        return self
+
+
+def check_outcomes(value: object) -> object:
+    """Return a mapping of metrics to limits."""
+    rule = "`constraints` limits reported metrics; write {val/latency_ms: {max: 5}}"
+    if isinstance(value, list):
+        raise UserError(
+            f"a list is not a mapping; {rule}; comparisons between parameters are in "
+            "search.constraints"
+        )
+    if not isinstance(value, dict):
+        raise UserError(f"{described(value)} is not a mapping; {rule}")
+    faults = []
+    for metric, one in value.items():
+        if (message := _metric_fault(metric)) is not None:
+            faults.append(Issue((str(metric),), message, at_key=True))
+        elif not isinstance(one, dict | OutcomeConstraint):
+            message = f"{described(one)} is not a limit; {rule}"
+            faults.append(Issue((metric,), message))
+        elif unknown := [key for key in dict(one) if key not in OutcomeConstraint.model_fields]:
+            message = f"unknown key {described(unknown[0])}; {_HAS}"
+            faults.append(Issue((metric, unknown[0]), message, at_key=True))
+    if faults:
+        raise UserError(faults)
+    return value
 
 
 class EarlyStoppingSection(Section):

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializationInfo,
@@ -52,6 +53,7 @@ from sweeps.spec.sections import (
     Metric,
     Modes,
     NotifyConfig,
+    OutcomeConstraint,
     RepeatsConfig,
     ResourcesConfig,
     SearchConfig,
@@ -60,6 +62,7 @@ from sweeps.spec.sections import (
     StopConfig,
     StorageConfig,
     TrackingConfig,
+    check_outcomes,
     from_short_form,
     is_off,
 )
@@ -67,6 +70,7 @@ from sweeps.spec.space import Choice, Distribution
 from sweeps.spec.space_parser import parse_distribution
 from sweeps.spec.trial_run import TrialSeed
 from sweeps.spec.yaml_scalars import write_flow, write_key, written
+from sweeps.statistics.feasibility import Limits, reported_metrics
 from sweeps.stopping.patience import Patience
 from sweeps.stopping.registry import WITHOUT_SECTION
 from trainable.config import (
@@ -79,6 +83,7 @@ from trainable.config import (
     TrainConfig,
     TrialConfig,
     checkpoint_at_reports,
+    equal_to,
     is_own,
 )
 from trainable.seeding import derive_seed
@@ -136,6 +141,12 @@ class SweepSpec(Section):
     space: Space = Field(default_factory=dict)
     """Dotted key of this file -> distribution. Empty: only the trials' seeds differ."""
     search: SearchConfig = SearchConfig()
+    constraints: Annotated[dict[str, OutcomeConstraint], BeforeValidator(check_outcomes)] = Field(
+        default_factory=dict, exclude_if=equal_to({})
+    )
+    """Limits on reported metrics, by metric: `{val/latency_ms: {max: 5}}`. A trial whose value
+    comes from a report that misses one is infeasible, and never the best. A resume can change the
+    limits, but not which metrics have one."""
     repeats: RepeatsConfig = Field(default=RepeatsConfig(), exclude_if=is_off)
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler=WITHOUT_SECTION.name)
     stop: StopConfig = StopConfig()
@@ -221,6 +232,16 @@ class SweepSpec(Section):
     def metrics(self) -> tuple[str, ...]:
         """All metrics; the first selects the best checkpoint of a trial."""
         return (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """What each report must have: all metrics, then those that only have limits."""
+        return reported_metrics(self.metrics, self.constraints)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits on reported metrics."""
+        return Limits.of({k: dict(one) for k, one in self.constraints.items()}, self.metrics)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -314,6 +335,9 @@ class SweepSpec(Section):
         seed = seed if isinstance(seed, TrialSeed) else TrialSeed("trial", seed)
         data["seed"] = derive_seed(self.seed, seed.purpose, seed.number)
         data["patience"] = self.early_stopping.patience
+        if only_limited := self.reported[len(self.metrics) :]:
+            modes = ("max" if self.constraints[one].max is None else "min" for one in only_limited)
+            data["metric"], data["mode"] = self.reported, (*self.modes, *modes)
         data["workers"] = workers_of(self.resources, params)
         data["data_seed"] = derive_seed(self.seed, "data")
         if seed.decides_data:
@@ -415,6 +439,8 @@ def spec_path(key: str) -> tuple[tuple[str, ...], str | None]:
     path = key_path(key)
     if path[0] in ("space", "task") and len(path) == 2 and path[1]:
         return path, None
+    if path[0] == "constraints" and len(path) > 2 and path[-1] in OutcomeConstraint.model_fields:
+        return ("constraints", ".".join(path[1:-1]), path[-1]), None
     if is_argument(path):
         return path, None
     for size in range(1, len(path) + 1):

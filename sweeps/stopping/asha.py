@@ -14,15 +14,16 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from sweeps.formatting import format_number
 from sweeps.stopping.halving import SuccessiveHalving, goes_on_among_equals, rungs
 from sweeps.stopping.metric_values import (
     Minimize,
     Value,
     first_value,
+    format_needed,
     is_finite,
     losses,
     own_volumes,
+    worst_of,
 )
 from sweeps.stopping.rule import PausingRule, StoppingRule, TrialStopper
 
@@ -137,7 +138,7 @@ class HalvingStopper(_RungStopper):
         if equal and goes_on_among_equals(len(losses), self._reduction):
             return None
         sign = {(True, True): "<", (True, False): "<=", (False, True): ">", (False, False): ">="}
-        needed = f"{sign[self._sign > 0, equal]} {format_number(self._sign * cutoff)}"
+        needed = format_needed(sign[self._sign > 0, equal], self._sign * cutoff)
         which = f" (of equal trials 1 in {self._reduction} continues)" if equal else ""
         return f"needed {needed}{which}, rank {rank} of {len(losses)}"
 
@@ -220,7 +221,7 @@ class FrontStopper(_RungStopper):
             better += len(front)
         by_volume = better < most < better + len(front)
         if by_volume:
-            volumes = own_volumes(front, points.max(axis=0))
+            volumes = own_volumes(front, worst_of(points))
             better += sum(one > volumes[-1] for one in volumes)  # the last is this trial
         equal = better < most
         num_equal = int((front == mine).all(axis=1).sum())  # itself included

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sweeps.formatting import format_number
+from sweeps.statistics.feasibility import INFEASIBLE
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 Value = float | tuple[float, ...]
@@ -49,6 +51,16 @@ def losses(value: Value, minimize: Minimize) -> tuple[float, ...]:
     """Return the values with the sign that makes less better, for each metric."""
     lows = minimize if isinstance(minimize, tuple) else (minimize,)
     return tuple(one if low else -one for one, low in zip(all_values(value), lows, strict=True))
+
+
+_LIKE_A_METRIC = 1e200
+"""Smaller numbers are values of a metric; a bar may also lie between these and `INFEASIBLE`."""
+
+
+def format_needed(sign: str, value: float) -> str:
+    """Return what a trial needed to continue: `<= 0.5`."""
+    is_metric = abs(value) < _LIKE_A_METRIC
+    return f"{sign} {format_number(value)}" if is_metric else "a smaller violation"
 
 
 def stop_reason(
@@ -106,6 +118,13 @@ def own_volumes(front: npt.ArrayLike, worst: npt.ArrayLike) -> list[float]:
     return [round(float(one), 12) for one in found[which.reshape(-1)]]
 
 
+def worst_of(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the largest losses of the feasible points; of all of them if none is feasible."""
+    feasible = points[points[:, 0] < INFEASIBLE]
+    worst: npt.NDArray[np.float64] = (feasible if len(feasible) else points).max(axis=0)
+    return worst
+
+
 def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int, int]:
     """Return the place of each trial among all of them, from 1; none if it is not finite.
 
@@ -122,7 +141,7 @@ def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int,
     numbers, points = [*finite], np.array([*finite.values()])
     found: dict[int, int] = {}
     for front in fronts(points):
-        before, volumes = len(found), own_volumes(points[front], points.max(axis=0))
+        before, volumes = len(found), own_volumes(points[front], worst_of(points))
         ranked = sorted(volumes, reverse=True)
         for at, one in zip(front, volumes, strict=True):
             found[numbers[at]] = before + 1 + ranked.index(one)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-from sweeps.stopping.metric_values import Minimize, Value
+from sweeps.statistics.feasibility import Limits
+from sweeps.stopping.metric_values import Minimize, Value, all_values, as_value
 from trainable.config import Section
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class StoppingRule(Section):
 
 
 Reports = Mapping[int, Mapping[int, Value]]
-"""By trial, the metric after each reported epoch, or with several metrics all values."""
+"""By trial, the metric after each reported epoch, or with several metrics or limits all values."""
 
 
 class Standing(NamedTuple):
@@ -191,6 +192,47 @@ def minimize_of(spec: SweepSpec) -> Minimize:
     """Return whether less of the metric is better; with several metrics, for each."""
     lows = tuple(mode == "min" for mode in spec.modes)
     return lows if len(lows) > 1 else lows[0]
+
+
+class JudgingStopper:
+    """Ask a rule about each report as `Limits.compared` has it: feasible before infeasible."""
+
+    def __init__(self, rule: TrialStopper, limits: Limits, minimize: Minimize) -> None:
+        self.rule, self._limits, self._minimize = rule, limits, minimize
+
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues."""
+        why = self.rule.stops(number, epoch, judged(value, self._limits, self._minimize))
+        if why is None:
+            return None
+        missed = self._limits.sentence(all_values(value))
+        return f"infeasible ({missed}), {why}" if missed else why
+
+
+def judged(value: Value, limits: Limits, minimize: Minimize) -> Value:
+    """Return a report, of all reported metrics, as rules compare it."""
+    if not limits:
+        return value
+    lows = minimize if isinstance(minimize, tuple) else (minimize,)
+    return as_value(limits.compared(all_values(value), lows))
+
+
+def judged_reports(reports: Reports, spec: SweepSpec) -> Reports:
+    """Return reports as rules compare them."""
+    limits, minimize = spec.limits, minimize_of(spec)
+    if not limits:
+        return reports
+    return {
+        number: {epoch: judged(value, limits, minimize) for epoch, value in mine.items()}
+        for number, mine in reports.items()
+    }
+
+
+def judging(stopper: TrialStopper, spec: SweepSpec) -> TrialStopper:
+    """Return a stopper that knows the limits of a sweep."""
+    return (
+        JudgingStopper(stopper, limits, minimize_of(spec)) if (limits := spec.limits) else stopper
+    )
 
 
 def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:

@@ -25,7 +25,15 @@ from sweeps.stopping.metric_values import (
     as_value,
     stop_reason,
 )
-from sweeps.stopping.rule import Reports, Standing, StopDecider, make_pausing_rule, minimize_of
+from sweeps.stopping.rule import (
+    Reports,
+    Standing,
+    StopDecider,
+    judged_reports,
+    judging,
+    make_pausing_rule,
+    minimize_of,
+)
 from sweeps.stopping.seed_means import SeedMeans, over_seeds
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
 from trainable.seeding import derive_seed
@@ -211,11 +219,11 @@ def never_promoted(spec: SweepSpec, now: Standing) -> dict[int, str]:
     pausing = make_pausing_rule(spec)
     if pausing is None:
         return {}
-    reasons, reports = {}, now.reports
-    for number in sorted(pausing.never_promoted(now)):
+    reasons, reports = {}, judged_reports(now.reports, spec)
+    for number in sorted(pausing.never_promoted(now._replace(reports=reports))):
         epoch = max(reports[number], default=0)
         seen = {other: one[epoch] for other, one in reports.items() if epoch in one}
-        own = reports[number].get(epoch)
+        own = now.reports[number].get(epoch)
         if own is None:  # it never reported
             reasons[number] = f"{spec.early_stopping.scheduler}: never promoted"
             continue
@@ -224,7 +232,9 @@ def never_promoted(spec: SweepSpec, now: Standing) -> dict[int, str]:
         rank = 1 + sum(one < mine for one in ranked.values())
         rule, when = spec.early_stopping.scheduler, f"{spec.budget.report_word} {epoch}"
         why = f"never promoted, rank {rank} of {len(seen)}"
-        reasons[number] = stop_reason(rule, when, spec.metrics, all_values(own), why)
+        if missed := spec.limits.sentence(all_values(own)):
+            why = f"infeasible ({missed}), {why}"
+        reasons[number] = stop_reason(rule, when, spec.reported, all_values(own), why)
     return reasons
 
 
@@ -237,14 +247,14 @@ def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     def make_stopper() -> TrialStopper:
         made = rule.make_stopper(epochs=epochs, minimize=minimize)
         assert made is not None
-        return ByPlace(made, places)
+        return judging(ByPlace(made, places), spec)
 
     if rule.make_stopper(epochs=epochs, minimize=minimize) is not None:
         stopper = make_stopper()
         if spec.repeats.seeds > 1:
             rungs = frozenset(rule.rungs(epochs))
             stopper = SeedMeans(make_stopper, rungs, spec.repeats.combine)
-    return StopperScheduler(stopper, rule.name, spec.metrics, spec.budget.report_word, places)
+    return StopperScheduler(stopper, rule.name, spec.reported, spec.budget.report_word, places)
 
 
 def stopped_trials(

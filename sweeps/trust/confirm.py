@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from sweeps.errors import OriginChanged, UserError
 from sweeps.formatting import format_duration, format_number, format_reason, listed
 from sweeps.ledger.attributes import Role
-from sweeps.ledger.ranking import ranking
+from sweeps.ledger.ranking import front, ranking
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
@@ -464,9 +464,11 @@ def find_leaders(
         )
     found: dict[str, int] = {}
     for trial in ranking(trials, minimize=spec.modes[0] == "min"):
-        found.setdefault(_point(trial), trial.number)
+        if trial.feasible is not False:
+            found.setdefault(_point(trial), trial.number)
     if len(found) < LEAST_TOP:
-        have = f"{len(found) or 'no'} configuration{'s' * (not found)} with a result"
+        kind = "feasible configuration" if spec.constraints else "configuration"
+        have = f"{len(found) or 'no'} {kind}{'s' * (not found)} with a result"
         remedy = paths.command("trials")
         raise UserError(
             f"{name} has {have}; a confirmation compares {LEAST_TOP} or more; see: {remedy}"
@@ -780,7 +782,7 @@ def summarize(
 
 def _newer(request: ConfirmRequest, trials: Sequence[TrialSummary]) -> TrialSummary | None:
     """Return the best trial, if it is better in the search than every leader was."""
-    ranked = ranking(trials, minimize=request.minimize)
+    ranked = front(trials, [request.minimize])
     if not ranked or _point(ranked[0]) in [_point(trials[one]) for one in request.leaders]:
         return None
     values = [value for number in request.leaders if (value := trials[number].value) is not None]

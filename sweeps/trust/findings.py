@@ -55,8 +55,8 @@ class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `equal`, `importance`, `region`, `bound`, `epochs`, `space`, `failures` or `health`,
-    or the kind of a `SeriesResult`."""
+    """`best`, `constraints`, `equal`, `importance`, `region`, `bound`, `epochs`, `space`,
+    `failures` or `health`, or the kind of a `SeriesResult`."""
     sentence: str
 
 
@@ -121,12 +121,15 @@ class _Evidence:
         # A pruned trial and the one that finishes it are one point; the finished one counts.
         finished = {one.finishes for one in view.records if one.has_result}
         ranked = ranking(view.records, minimize=self.minimize)
-        self.ranked = [one for one in ranked if one.number not in finished]
+        ranked = [one for one in ranked if one.number not in finished]
+        self.ranked = [one for one in ranked if one.feasible is not False]
+        self.infeasible = [one for one in ranked if one.feasible is False]
 
     def findings(self) -> Findings:
         regions, bounds = self.regions[0][:_MOST_REGIONS], self.bounds[:_MOST_BOUNDS]
         sentences = [
             *self._best(),
+            *self._infeasible(),
             *self._equal(),
             *self._extra(),
             *self._importance(),
@@ -180,6 +183,8 @@ class _Evidence:
         failed = {record.number for record in self.records if record.state == "failed"}
         stopped = {r.number: r.epoch for r in self.records if is_stopped_early(r)}
         word = self.spec.budget.report_word
+        if missing := {record.number for record in self.infeasible if record.role == "search"}:
+            yield "missed a constraint", missing, ended
         if stopped:
             first = min(stopped.values())
             at_first = {number for number, epoch in stopped.items() if epoch == first}
@@ -212,6 +217,21 @@ class _Evidence:
             budget = self.spec.budget
             lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
         yield Finding("best", f"{lead}{self._margin(best)}.")
+
+    def _infeasible(self) -> Iterator[Finding]:
+        if not self.infeasible:
+            return
+        missed = Counter(
+            metric for one in self.infeasible for metric in one.limits.missed(one.judged)
+        )
+        each = ", ".join(f"{metric} in {count}" for metric, count in missed.most_common())
+        total = len(self.infeasible) + len(self.ranked)
+        near = self.infeasible[0]
+        yield Finding(
+            "constraints",
+            f"{len(self.infeasible)} of {total} trials with a result are infeasible ({each}); the "
+            f"closest is trial {near.number}: {near.missed}.",
+        )
 
     def _equal(self) -> Iterator[Finding]:
         values = {one.value for one in self.ranked}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweeps.ledger.ranking import closest
 from sweeps.ledger.reasons import kind_of
 from sweeps.ledger.trials import TrialSummary
 from sweeps.reconcile.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable, remedy
@@ -16,6 +17,9 @@ from sweeps.spec.resume_checks import FIXED
 from sweeps.spec.spec import SweepSpec
 from tracking.notifications import Undelivered
 from trainable.errors import ConfigError
+
+INFEASIBLE = "infeasible"
+"""The kind of the failure of a sweep without a feasible trial."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,15 @@ def num_retryable(spec: SweepSpec, records: Sequence[TrialSummary]) -> int:
     return sum(one.state == "failed" and is_fixable(one.reason) for one in records)
 
 
+def infeasible_sentence(near: TrialSummary) -> str:
+    """Return by how much the closest trial misses the limits."""
+    return f"no trial is feasible; the closest is trial {near.number}: {near.missed}"
+
+
 def find_failure(records: Sequence[TrialSummary]) -> SweepFailure:
-    """Return why no trial succeeded: the reason of the last failed trial."""
+    """Return why no trial succeeded: none is feasible, or the reason of the last failed trial."""
+    if (near := closest(records)) is not None:
+        return SweepFailure(infeasible_sentence(near), near.number, INFEASIBLE)
     failed = [record for record in records if record.state == "failed"]
     if not failed:
         return SweepFailure("no trial succeeded")

@@ -20,7 +20,7 @@ from typing import Any
 
 from redaction.escapes import visible
 from sweeps.ledger.attributes import COUNTED, Role
-from sweeps.ledger.over_seeds import missing_seeds, state_of
+from sweeps.ledger.over_seeds import alone, missing_seeds, state_of
 from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result, of_search
 from sweeps.spec.space import configured
 from sweeps.spec.spec import SweepSpec
@@ -65,9 +65,9 @@ class TrialRow:
 
 def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
     """Return the row of a trial as the ledger has it."""
-    metrics = dict(zip(spec.metrics, record.values, strict=False))
-    if record.own_value is not None:
-        metrics[best_name(spec)] = record.own_value
+    own = alone(record)
+    metrics = dict(zip(spec.reported, record.judged, strict=False))
+    metrics |= zip(_names(spec), own.judged, strict=False)
     if isinstance(record, TrialRecord) and record.reports:
         metrics[spec.metrics[0]] = record.reports[max(record.reports)]
     params = configured(spec.space, record.best_params)
@@ -89,6 +89,25 @@ def best_name(spec: SweepSpec) -> str:
     return spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
 
 
+def _names(spec: SweepSpec) -> list[str]:
+    """Return the names under which a trial reports its values of the reported metrics."""
+    return [metric if spec.select == "final" else f"best/{metric}" for metric in spec.reported]
+
+
+def is_feasible(rows: Sequence[TrialRow], spec: SweepSpec) -> bool:
+    """Return whether the seeds of a configuration, or a trial alone, satisfy all limits so far."""
+    names = _names(spec)
+    each = [tuple(row.metrics[name] for name in names) for row in rows if _has_all(row, names)]
+    if not spec.constraints or not each:
+        return True
+    return not spec.limits.violation([*map(spec.repeats.combine, zip(*each, strict=True))])
+
+
+def _has_all(row: TrialRow, names: Sequence[str]) -> bool:
+    """Return whether a trial has reported all of these metrics."""
+    return row.metrics.keys() >= {*names}
+
+
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
     """Return the trial with the best value so far of the first metric; see `ledger.ranking`."""
     found = best_with_value(rows, spec)
@@ -103,13 +122,17 @@ def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow
             (mine[0], [row.metrics[name] for row in mine if name in row.metrics])
             for mine in _seeds(rows).values()
             if state_of([row.state for row in mine], spec.repeats.seeds) == "complete"
+            and is_feasible(mine, spec)
         ]
         values = [(row, spec.repeats.combine(each)) for row, each in groups if each]
     else:
         values = [
             (row, row.metrics[name])
             for row in rows
-            if row.role in COUNTED and _counts(row, spec) and name in row.metrics
+            if row.role in COUNTED
+            and _counts(row, spec)
+            and name in row.metrics
+            and is_feasible([row], spec)
         ]
     finite = [one for one in values if math.isfinite(one[1])]
     return min(finite, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)

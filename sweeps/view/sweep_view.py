@@ -18,7 +18,7 @@ from typing import Any
 from sweeps.errors import NO_SUCCESS, LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
-from sweeps.ledger.ranking import front_so_far
+from sweeps.ledger.ranking import closest, front_so_far
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.trials import TrialSummary, of_search
@@ -30,6 +30,7 @@ from sweeps.reconcile.extra_training import (
     TrialSeries,
     read_series,
 )
+from sweeps.reconcile.failure_policy import remedy
 from sweeps.reconcile.finishing import can_offer_finish
 from sweeps.reconcile.reconcile import OF_TRACKING, Correction, UnknownDirectory, reconcile
 from sweeps.recording.trial_config import load_trial_config
@@ -39,7 +40,15 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.stopping.rule import make_pausing_rule
 from sweeps.stores import best_generation, lost_weights, saved_generation, trial_files, trial_store
 from sweeps.sweep_lock import describe_foreign_lock, is_held, read_holder
-from sweeps.view.outcome import SweepFailure, SweepOutcome, Waiting, find_failure, num_retryable
+from sweeps.view.outcome import (
+    INFEASIBLE,
+    SweepFailure,
+    SweepOutcome,
+    Waiting,
+    find_failure,
+    infeasible_sentence,
+    num_retryable,
+)
 from tracking.notifications import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.trusted_stores import StoreUntrusted
@@ -272,6 +281,7 @@ class SweepView:
         if self.stop is None:
             counts["waiting"] += self.sweep_trials.num_unstarted
         counts["waiting"] += self.sweep_trials.num_missing
+        near = closest(self.records)
         best = [
             {
                 "number": one.number,
@@ -288,6 +298,7 @@ class SweepView:
             "configurations": self._configurations(),
             "stopped_by": reason and {"key": reason.key, "why": reason.why},
             "best": best if self.several else best[0] if best else None,
+            "closest": None if near is None else {"number": near.number, **feasibility(near)},
             "outbox_pending": self.delivered.pending,
             "outbox_held": self.delivered.blocked_artifacts,
             "outbox_refused": self.delivered.refused,
@@ -354,6 +365,11 @@ class SweepView:
     def front(self) -> list[TrialSummary]:
         """Return the best trial, or with several metrics the Pareto front."""
         front = self.ledger.front()
+        if not front and (near := closest(self.records)) is not None:
+            raise NoBest(
+                f"{infeasible_sentence(near)}; {remedy(INFEASIBLE)}; see: "
+                f"{self.paths.command('trials')}"
+            )
         if not front:
             final = self.spec.select == "final"
             ended = "trained to its end, as select: final needs" if final else "ended with a value"
@@ -428,6 +444,7 @@ class SweepView:
             "state": self.trial_state(record),
             "params": configured(self.spec.space, record.best_params),
             "value": record.result,
+            **feasibility(record),
             "step": record.step,
             "epoch": record.epoch,
             "attempts": record.attempts,
@@ -457,6 +474,14 @@ class SweepView:
                 else f"sweep '{self.paths.name}' has no trials yet"
             )
         return self.records[number]
+
+
+def feasibility(record: TrialSummary) -> dict[str, Any]:
+    """Return whether a trial is feasible, and by how much it misses which limits, as JSON."""
+    return {
+        "feasible": record.feasible,
+        "violations": record.limits.missed(record.judged) if record.judged else {},
+    }
 
 
 def _iso(time: datetime | None) -> str | None:

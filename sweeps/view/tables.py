@@ -52,6 +52,7 @@ def trials_frame(view: SweepView) -> pd.DataFrame:
                 **params,
                 **dict(zip(view.spec.metrics, _own_values(record), strict=False)),
                 **reported,
+                **({"feasible": record.feasible} if record.limits else {}),
                 "best_epoch": record.best_epoch,
                 "best_step": record.best_step,
                 "epochs": record.epoch,
@@ -66,7 +67,8 @@ def trials_frame(view: SweepView) -> pd.DataFrame:
                 "run_id": row["mlflow_run_id"],
             }
         )
-    ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
+    ends = ["feasible"] * bool(view.spec.constraints)
+    ends += ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
     seed_columns = _SEED_COLUMNS if seeds else ()
     ends += ["attempts", *ORIGIN_COLUMNS.values(), *seed_columns, "reason", "run_id"]
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])

@@ -165,6 +165,32 @@ def test_suggestions_are_those_of_optuna(
         assert asked[0] == asked[1]
 
 
+@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "minimize"]], ids=str)
+@pytest.mark.parametrize("feasible", [0.0, 0.05, 0.6])
+def test_constrained_suggestions_are_those_of_optuna(directions: Any, feasible: float) -> None:
+    """Few feasible trials: TPE then also imitates the infeasible ones that miss least."""
+    space, draw = FLOATS | CHOICES, random.Random(1)
+    table = TrialTable(space, len(directions))
+    trials = made(200, space, len(directions), values=10**6, pruned=3)
+    for trial in trials:
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+            margins = [draw.choice([0.0, -1.0]), -draw.random()]
+            if draw.random() >= feasible:
+                margins[1] = draw.choice([0.25, draw.random()])
+            trial.system_attrs = {"constraints": margins}
+    for count in (12, 60, 200):
+        asked = []
+        for kind in (TPESampler, ArrayTPESampler):
+            sampler = kind(seed=count, n_startup_trials=5)
+            study = optuna.create_study(directions=directions, sampler=sampler)
+            given = trials[:count]
+            if isinstance(sampler, ArrayTPESampler):
+                given = sampler.learn_from(given, study, table)
+            study.add_trials(given)
+            asked.append(study.ask(space).params)
+        assert asked[0] == asked[1]
+
+
 @pytest.mark.parametrize("metrics", [2, 3, 4])
 def test_trials_of_a_front_are_chosen_by_optuna_with_two_metrics_alone(metrics: int) -> None:
     front = np.abs(np.random.default_rng(0).normal(size=(100, metrics)))

@@ -127,7 +127,7 @@ def audit_data(view: SweepView) -> AuditData:
             params=record.best_params,
             value=record.value,
             curve=curves[record.number],
-            counts=record.has_result,
+            counts=record.has_result and record.feasible is not False,
             stopped_early=is_stopped_early(record),
             # The last bracket of HyperBand stops no trial, either.
             exempt=record.exempt

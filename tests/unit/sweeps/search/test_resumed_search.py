@@ -23,6 +23,7 @@ from sweeps.reconcile.repairs import apply
 from sweeps.search.searcher import Capacity, DriverCallbacks, LedgerSearcher, replayed_scheduler
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.asha import FrontStopper
+from sweeps.stopping.rule import JudgingStopper
 from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
@@ -66,9 +67,9 @@ def _loss(params: dict[str, Any], epoch: int) -> float:
 
 
 def _values(spec: SweepSpec, params: dict[str, Any], epoch: int) -> tuple[float, ...]:
-    """The value of each metric; the more, the better, is the second one."""
+    """The value of each reported metric; the more, the better, is the second one."""
     loss = _loss(params, epoch)
-    return (loss, params["train.clip.max_norm"] - 1 / epoch)[: len(spec.metrics)]
+    return (loss, params["train.clip.max_norm"] - 1 / epoch)[: len(spec.reported)]
 
 
 class Driver:
@@ -81,7 +82,7 @@ class Driver:
         self.paths, self.late = paths, late
         new = not paths.ledger.exists()
         self.ledger = (
-            Ledger.create(paths.ledger, mode=spec.modes, sweep_id="s")
+            Ledger.create(paths.ledger, mode=spec.modes, sweep_id="s", limits=spec.limits)
             if new
             else Ledger.open(paths.ledger)
         )
@@ -125,6 +126,8 @@ class Driver:
         if not self.scheduler.compares:
             return {}  # trials pause
         stopper: Any = self.scheduler._stopper
+        if isinstance(stopper, JudgingStopper):
+            stopper = stopper.rule
         if isinstance(stopper.rule, FrontStopper):
             return {
                 at: dict(
@@ -165,7 +168,7 @@ class Driver:
             self.ledger.set_attr(number, WOULD_STOP, list(spared))
 
     def _save(self, directory: Path, epoch: int, values: tuple[float, ...]) -> None:
-        metrics = dict(zip(self.spec.metrics, values, strict=True))
+        metrics = dict(zip(self.spec.reported, values, strict=True))
         append_rows(directory, [Row(epoch, 0, {**metrics, "epoch": epoch})])
         commit(directory, epoch, step=epoch)
 
@@ -179,11 +182,14 @@ CASES = [
     ("tpe", "asha"),
     ("cmaes", "asha"),
     ("tpe", "asha_promote", "two metrics"),
+    ("tpe", "asha", "limited"),
 ]
 IN_CHAOS = [
     *[(sampler, "asha") for sampler in ("nsgaii", "random", "qmc", "gp")],
     ("tpe", "asha_promote"),
     ("tpe", "asha", "two metrics"),
+    *[(sampler, "asha", "limited") for sampler in ("nsgaii", "gp")],
+    ("tpe", "asha_promote", "limited"),
 ]
 
 
@@ -196,10 +202,12 @@ def sweep(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepSpec, Path, Path]:
     """A spec, a ledger of its first trials, and the ledger that one driver would have written."""
-    sampler, scheduler, *several = request.param
+    sampler, scheduler, *more = request.param
     root = tmp_path_factory.mktemp(sampler)
     text = SPEC.replace("SAMPLER", sampler).replace("SCHEDULER", scheduler)
-    if several:
+    if more == ["limited"]:
+        text += f"constraints: {{{SIZE}: {{min: 1}}}}\n"
+    elif more:
         text = text.replace("val/loss", f"[val/loss, {SIZE}]").replace(
             "mode: min", "mode: [min, max]"
         )

@@ -38,6 +38,18 @@ CASES = {
     "a condition alone": OPT + "  train.clip.value: {when: {train.optimizer.name: sgd}}\n",
     "a constraint that is no text": OPT + "search: {constraints: [3]}\n",
     "constraints that are no list": OPT + "search: {constraints: task.a < 3}\n",
+    "outcome constraints below search": OPT + "search: {constraints: {val/ms: {max: 5}}}\n",
+    "comparisons as outcome constraints": OPT + "constraints: [a < b]\n",
+    "outcome constraints that are no mapping": OPT + "constraints: 5\n",
+    "an outcome constraint without a limit": OPT + "constraints: {val/ms: {}}\n",
+    "an outcome constraint that is a number": OPT + "constraints: {val/ms: 5}\n",
+    "an outcome constraint with another key": OPT + "constraints: {val/ms: {most: 5}}\n",
+    "an outcome constraint on no number": OPT + "constraints: {val/ms: {max: .inf, min: low}}\n",
+    "an outcome constraint that no value satisfies": OPT
+    + "constraints: {val/ms: {min: 5, max: 3}}\n",
+    "an outcome constraint on test data": OPT + "constraints: {test/ms: {max: 5}}\n",
+    "outcome constraints beside a warm start": OPT
+    + "search: {warm_start: before}\nconstraints: {val/ms: {max: 5}}\n",
     "a constraint that Python cannot read": OPT
     + "search: {constraints: ['train.optimizer.lr <']}\n",
     "a constraint without a comparison": OPT + "search: {constraints: [train.optimizer.lr + 1]}\n",
