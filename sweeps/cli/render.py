@@ -44,6 +44,7 @@ from sweeps.view.sweep_progress import (
     best_name,
     best_of,
     in_order,
+    is_feasible,
     row_of,
     seconds_left,
 )
@@ -539,13 +540,13 @@ def trial_table(
     values = {name: name for name in spec.metrics} | ({"best": best_name(spec)} if live else {})
     # Where the learning rate is searched, the applied one says little.
     rates = ["lr"] * ("train.optimizer.lr" not in spec.space) + ["grad_norm"] if live else []
-    first = ["trial", "state", spec.budget.report_word]
+    first = ["trial", "state", *["feasible"] * bool(spec.constraints), spec.budget.report_word]
     params = titles(list(spec.space), [*first, *values, *rates, "time"])
     optional, more = [*params, *spec.metrics[1:], *rates], len(rows) - len(shown)
     columns = [*first, *values, *params, *rates, "time"]
     table = TextTable(
         columns,
-        right={*columns} - {"trial", "state"},
+        right={*columns} - {"trial", "state", "feasible"},
         optional=optional,
         note=f"+ {more} more trial{'s' * (more > 1)}" if more else "",
     )
@@ -553,6 +554,7 @@ def trial_table(
         cells = [
             str(row.number),
             row.state,
+            *[_FEASIBLE[is_feasible([row], spec)]] * bool(spec.constraints),
             f"{row.epoch}/{spec.budget.reports}",
             *(format_number(row.metrics.get(name)) for name in values.values()),
             *(format_parameter(row.params, key) for key in spec.space),

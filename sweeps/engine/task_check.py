@@ -41,6 +41,9 @@ class TaskRefused(UserError):
     def __init__(self, spec: SweepSpec, key: str, message: str, *, raised: bool = False) -> None:
         self.raised = raised
         path = ("space", key) if key in spec.space else key_path(key)
+        if key == "metric":  # the training does not know which of its metrics only has limits
+            limited = (one for one in spec.constraints if message.startswith(f"{one!r} is not"))
+            path = next((("constraints", one) for one in limited), path)
         super().__init__([Issue(path, message)])
 
 

@@ -102,7 +102,8 @@ class TrialTable:
 
     def violations(self, places: _Places) -> _Floats:
         """Return by how much trials violate constraints in all; 0 for a feasible one."""
-        return self._rows[places, 4]
+        found: _Floats = self._rows[places, 4]
+        return found
 
     def pruned_scores(self, places: _Places) -> _Floats:
         """Return the two numbers by which Optuna ranks pruned trials; less is better."""

@@ -405,11 +405,13 @@ def _history(sweep: SweepData) -> go.Figure:
             )
     best = min if sweep.view.ledger.minimize else max
     values = [record.value for record in known if record.value is not None]
-    feasible = [record for record in known if record.feasible is not False]
+    feasible = [
+        (r.number, r.value) for r in known if r.feasible is not False and r.value is not None
+    ]
     figure.add_trace(
         go.Scatter(
-            x=[record.number for record in feasible],
-            y=list(accumulate([record.value for record in feasible], best)),
+            x=[number for number, _ in feasible],
+            y=list(accumulate((value for _, value in feasible), best)),
             name="best so far",
             mode="lines",
             # Steps instead of slopes: the best value changes at a trial, not between two trials.

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from sweeps.formatting import format_number
 
-INFEASIBLE = 1e300
+INFEASIBLE_LOSS = 1e300
 """From here on lie the losses by which stopping rules compare infeasible reports."""
 _LARGEST = 1e300
 
@@ -101,7 +101,7 @@ class Limits:
         violation = self.violation(values)
         if not violation:
             return tuple(values[: self.num_metrics])
-        loss = INFEASIBLE * (1 + violation / (1 + violation))
+        loss = INFEASIBLE_LOSS * (1 + violation / (1 + violation))
         return tuple(loss if low else -loss for low in minimizes)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from sweeps.formatting import format_number
-from sweeps.statistics.feasibility import INFEASIBLE
+from sweeps.statistics.feasibility import INFEASIBLE_LOSS
 from sweeps.stopping.asha import GeometricRungs
 from sweeps.stopping.metric_values import (
     Minimize,
@@ -97,10 +97,10 @@ class Medians:
         if best is not None and (best <= middle if self._minimize else best >= middle):
             return None
         sign = "<=" if self._minimize else ">="
-        is_infeasible = best is not None and abs(best) >= INFEASIBLE
-        own = "" if is_infeasible else f"best {format_number(best)}, "
+        is_infeasible = best is not None and abs(best) >= INFEASIBLE_LOSS
+        mine = "" if is_infeasible else f"best {format_number(best)}, "
         needed = format_needed(sign, middle)
-        return f"{own}needed {needed}, the median of {len(others)} others"
+        return f"{mine}needed {needed}, the median of {len(others)} others"
 
     def _record(self, number: int, epoch: int, value: float) -> None:
         """Record a report; an epoch that is reported again keeps its first value."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sweeps.formatting import format_number
-from sweeps.statistics.feasibility import INFEASIBLE
+from sweeps.statistics.feasibility import INFEASIBLE_LOSS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ def losses(value: Value, minimize: Minimize) -> tuple[float, ...]:
 
 
 _LIKE_A_METRIC = 1e200
-"""Smaller numbers are values of a metric; a bar may also lie between these and `INFEASIBLE`."""
+"""Smaller numbers are values of a metric; a bar may lie between these and `INFEASIBLE_LOSS`."""
 
 
 def format_needed(sign: str, value: float) -> str:
@@ -120,7 +120,7 @@ def own_volumes(front: npt.ArrayLike, worst: npt.ArrayLike) -> list[float]:
 
 def worst_of(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the largest losses of the feasible points; of all of them if none is feasible."""
-    feasible = points[points[:, 0] < INFEASIBLE]
+    feasible = points[points[:, 0] < INFEASIBLE_LOSS]
     worst: npt.NDArray[np.float64] = (feasible if len(feasible) else points).max(axis=0)
     return worst
 

@@ -230,9 +230,8 @@ def judged_reports(reports: Reports, spec: SweepSpec) -> Reports:
 
 def judging(stopper: TrialStopper, spec: SweepSpec) -> TrialStopper:
     """Return a stopper that knows the limits of a sweep."""
-    return (
-        JudgingStopper(stopper, limits, minimize_of(spec)) if (limits := spec.limits) else stopper
-    )
+    limits = spec.limits
+    return JudgingStopper(stopper, limits, minimize_of(spec)) if limits else stopper
 
 
 def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:

@@ -116,7 +116,8 @@ class StopperScheduler(FIFOScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         del tune_controller
-        if OBJECTIVE in result:  # the last result of a failed trial has none
+        # The last result of a failed trial has no metric; that of a stopped one was judged before.
+        if OBJECTIVE in result and result[TIME] > self._last_epoch.get(trial.config["number"], 0):
             self._ask(trial.config, result)
 
     def replay(

@@ -94,18 +94,17 @@ def _names(spec: SweepSpec) -> list[str]:
     return [metric if spec.select == "final" else f"best/{metric}" for metric in spec.reported]
 
 
-def is_feasible(rows: Sequence[TrialRow], spec: SweepSpec) -> bool:
-    """Return whether the seeds of a configuration, or a trial alone, satisfy all limits so far."""
-    names = _names(spec)
-    each = [tuple(row.metrics[name] for name in names) for row in rows if _has_all(row, names)]
-    if not spec.constraints or not each:
-        return True
-    return not spec.limits.violation([*map(spec.repeats.combine, zip(*each, strict=True))])
+def is_feasible(rows: Sequence[TrialRow], spec: SweepSpec) -> bool | None:
+    """Return whether the seeds of a configuration, or a trial alone, satisfy all limits so far.
 
-
-def _has_all(row: TrialRow, names: Sequence[str]) -> bool:
-    """Return whether a trial has reported all of these metrics."""
-    return row.metrics.keys() >= {*names}
+    None without limits, or without a report.
+    """
+    names, limits = _names(spec), spec.limits
+    having = [row.metrics for row in rows if row.metrics.keys() >= {*names}]
+    if not limits or not having:
+        return None
+    each = (spec.repeats.combine([metrics[name] for metrics in having]) for name in names)
+    return not limits.violation([*each])
 
 
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
@@ -122,7 +121,7 @@ def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow
             (mine[0], [row.metrics[name] for row in mine if name in row.metrics])
             for mine in _seeds(rows).values()
             if state_of([row.state for row in mine], spec.repeats.seeds) == "complete"
-            and is_feasible(mine, spec)
+            and is_feasible(mine, spec) is not False
         ]
         values = [(row, spec.repeats.combine(each)) for row, each in groups if each]
     else:
@@ -132,7 +131,7 @@ def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow
             if row.role in COUNTED
             and _counts(row, spec)
             and name in row.metrics
-            and is_feasible([row], spec)
+            and is_feasible([row], spec) is not False
         ]
     finite = [one for one in values if math.isfinite(one[1])]
     return min(finite, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)

@@ -24,7 +24,7 @@ def test_constrained_sweep_from_its_start_to_a_change_of_its_limit(cli: CommandL
     cli.write("sweep.yaml", LIMITED)
     unknown = cli("run", "sweep.yaml", "-s", "constraints={val/latency: {max: 1}}")
     assert unknown.returncode == 2
-    assert "'val/latency' is not reported" in unknown.stderr
+    assert "constraints.val/latency: 'val/latency' is not reported" in unknown.stderr
     assert "val/accuracy" in unknown.stderr
 
     cli.ok("run", "sweep.yaml", "--name", "once")

@@ -72,6 +72,7 @@ class MadeSweep:
             sweep_id=f"id-{name}",
             select=self.spec.select,
             repeats=repeats_of(self.spec),
+            limits=self.spec.limits,
         )
         write_spec(self.paths.spec, self.spec)
 

@@ -8,17 +8,26 @@ from typing import Any
 
 import pytest
 
-from sweeps.errors import SearchChanged
+from sweeps.errors import NO_SUCCESS, SearchChanged
 from sweeps.ledger.ledger import Ledger, LedgerReport, Suggestion
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.ranking import closest
 from sweeps.ledger.reader import LedgerReader
+from sweeps.recording.tags import feasibility_tags
 from sweeps.search.suggest import Suggester
 from sweeps.spec.own_values import resolve_search
 from sweeps.spec.resume_checks import check_search_changes
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.stopping.rule import Standing
 from sweeps.stopping.schedulers import make_scheduler, make_verdict_fn
+from sweeps.trust.confirm import find_leaders
+from sweeps.trust.findings import find
+from sweeps.view.compare import leaders
+from sweeps.view.sweep_progress import best_of, is_feasible, row_of
+from sweeps.view.sweep_view import NoBest
+from sweeps.view.tables import trials_frame
+from tests.golden.messages import compare_messages
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPEC = """
 name: limited
@@ -153,6 +162,9 @@ def _told(spec: SweepSpec, *reports: tuple[float, float]) -> dict[int, str]:
     for number, values in enumerate(reports):
         result = {"epoch": 1, "objective": values[0], "objectives": values}
         scheduler.on_trial_result(None, _Trial(number), result)
+        # Tune repeats the result of a stopped trial, of which only the first metric is left.
+        last = {"epoch": 1, "objective": values[0]}
+        scheduler.on_trial_complete(None, _Trial(number), last)
     return scheduler.stop_reasons
 
 
@@ -187,6 +199,57 @@ def test_a_feasible_trial_is_promoted_before_a_better_infeasible_one() -> None:
         "allowed), never promoted, rank 2 of 2"
     }
     assert judge(Standing(reports, {0, 1})) == {}
+
+
+LIMITS = "constraints: {val/ms: {max: 5}, val/recall: {min: 0.5}}"
+
+
+def test_sweep_without_a_feasible_trial_says_by_how_much_it_misses(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    sweep = MadeSweep(tmp_path, more=LIMITS)
+    for report in ((0.1, 9.0, 0.9), (0.5, 6.0, 0.45), (0.2, 5.0, 0.1)):
+        sweep.add("complete", report)
+    view = sweep.view
+    status, outcome = view.status(), view.outcome()
+    assert (status["state"], status["best"]) == ("failed", None)
+    assert status["closest"] == {
+        "number": 1,
+        "feasible": False,
+        "violations": {"val/ms": 1.0, "val/recall": pytest.approx(0.05)},
+    }
+    assert (outcome.exit_code, outcome.best) == (NO_SUCCESS, [])
+    assert outcome.failure is not None
+    with pytest.raises(NoBest) as refused:
+        view.best()
+    refusal, _, see = str(refused.value).partition("; see: ")
+    assert see == view.paths.command("trials")
+    found = find(view).sentences
+    assert [one.topic for one in found][:1] == ["constraints"]
+    compare_messages(
+        request,
+        [outcome.failure.cause, outcome.failure.remedy, refusal, found[0].sentence],
+    )
+
+
+def test_views_mark_infeasible_trials_and_confirm_none_of_them(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, more=LIMITS)
+    for report in ((0.1, 9.0, 0.9), (0.5, 5.0, 0.5), (0.4, 4.0, 0.8), (0.3, 1.0, 0.4)):
+        sweep.add("complete", report)
+    view, spec = sweep.view, sweep.spec
+    assert [row["feasible"] for row in view.rows()] == [False, True, True, False]
+    assert view.best()["number"] == 2
+    assert find_leaders(view.paths, spec, view.records, None) == [2, 1]
+    assert [one.number for one in leaders(view, 4)] == [2, 1, 3, 0]
+    rows = [row_of(record, spec, record.state) for record in view.records]
+    best = best_of(rows, spec)
+    assert best is not None
+    assert best.number == 2
+    assert [is_feasible([row], spec) for row in rows] == [False, True, True, False]
+    tags = [feasibility_tags(record) for record in view.records]
+    assert tags[0] == {"feasible": "false", "constraint_violation": "val/ms: 4.0"}
+    assert tags[1] == {"feasible": "true", "constraint_violation": ""}
+    assert list(trials_frame(view)["feasible"]) == [False, True, True, False]
 
 
 def _search(path: Path, spec: SweepSpec) -> list[tuple[float, bool]]:

@@ -166,6 +166,9 @@ def test_where_an_exempt_trial_would_stop_is_kept_once(tmp_path: Path) -> None:
     assert (record.would_stop_at, record.would_stop_reason) == (2, "asha at epoch 2")
     assert record.compared_reports.keys() == {1, 2}
     assert record.reports.keys() == {1, 2, 3}
+    last = {**_result(), "epoch": 4, OBJECTIVES: (0.5, 0.75)}
+    keeper.on_trial_result(0, [trial], trial, last)
+    assert last[OBJECTIVES] == (0.5, 0.75), "the scheduler judges it at the trial's end"
 
 
 def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:

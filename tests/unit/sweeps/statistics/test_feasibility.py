@@ -6,9 +6,13 @@ import math
 
 import pytest
 
-from sweeps.statistics.feasibility import INFEASIBLE, Limits, reported_metrics
+from sweeps.statistics.feasibility import INFEASIBLE_LOSS, Limits, reported_metrics
 
-CONSTRAINTS = {"ms": {"max": 4.0, "min": None}, "recall": {"min": 0.5}, "drift": {"max": 0.0}}
+CONSTRAINTS: dict[str, dict[str, float | None]] = {
+    "ms": {"max": 4.0, "min": None},
+    "recall": {"min": 0.5},
+    "drift": {"max": 0.0},
+}
 LIMITS = Limits.of(CONSTRAINTS, ["loss", "recall"])
 FEASIBLE = (0.3, 0.5, 4.0, -1.0)  # loss, recall, ms, drift: the limits themselves are allowed
 
@@ -47,4 +51,4 @@ def test_rules_compare_feasible_reports_first_and_then_by_violation() -> None:
     for low in (True, False):
         sign = 1 if low else -1
         each = [sign * LIMITS.compared(one, (low, low))[0] for one in (bad, worse)]
-        assert INFEASIBLE < each[0] < each[1] < math.inf
+        assert INFEASIBLE_LOSS < each[0] < each[1] < math.inf
