@@ -204,7 +204,8 @@ class _Evidence:
             return
         best = front[0]
         if len(self.spec.metrics) > 1:
-            count = f"{len(front)} of {len(self.ranked)} trials with a result"
+            kind = "feasible trials" if self.spec.constraints else "trials"
+            count = f"{len(front)} of {len(self.ranked)} {kind} with a result"
             verb = "are" if len(front) > 1 else "is"
             lead = f"{count} {verb} on the Pareto front"
             value = f"{self.metric}, {format_number(best.value)}"
@@ -226,11 +227,11 @@ class _Evidence:
         )
         each = ", ".join(f"{metric} in {count}" for metric, count in missed.most_common())
         total = len(self.infeasible) + len(self.ranked)
-        near = self.infeasible[0]
+        count, near = len(self.infeasible), self.infeasible[0]
         yield Finding(
             "constraints",
-            f"{len(self.infeasible)} of {total} trials with a result are infeasible ({each}); the "
-            f"closest is trial {near.number}: {near.missed}.",
+            f"{count} of {total} trials with a result {'is' if count == 1 else 'are'} infeasible "
+            f"({each}); the closest is trial {near.number}: {near.missed}.",
         )
 
     def _equal(self) -> Iterator[Finding]:
