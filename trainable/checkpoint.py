@@ -130,6 +130,8 @@ class CheckpointStore:
         """The ranks that write their shards of the state; None where one file has it all."""
         self.observer: StateObserver | None = None
         """Looks at states at the points where the run may save."""
+        self.milestone: int | None = None
+        """The newest generation up to this step is kept beside the newest and the best."""
         self.before_commit: Callable[[], None] = lambda: None
         """Makes durable what the states refer to; called by the writing thread before a commit."""
         self.async_copy_keys: Collection[str] = ()
@@ -458,9 +460,11 @@ class CheckpointStore:
         self._retain()
 
     def _retain(self) -> None:
-        """Remove generations that are neither among the newest nor the best."""
+        """Remove generations that are not among the newest, the best, or the milestone."""
         assert self._config is not None
         keep = self._kept[-self._config.keep :]
+        if self.milestone is not None:
+            keep += [g for g in self._kept if g.step <= self.milestone][-1:]
         rated = [g for g in self._kept if g.value is not None]
         if rated:
             keep.append(min(rated, key=best_first))

@@ -120,6 +120,7 @@ class Trainer(BaseRun):
             earlier=parts.earlier,
         )
         store.before_commit, store.async_copy_keys = history.sync, _ASYNC_COPY_KEYS
+        store.milestone = step.schedule.decay_start  # from where a longer run may continue
         self.state = state
         self._step = step
         self._train, self._val = parts.train, parts.val
@@ -303,7 +304,8 @@ class Trainer(BaseRun):
         if self._ranks.is_first and self._should_stop():
             self._must_stop = True
         stops = self._must_stop or step >= self.stop_at
-        due = self.store.is_due(step=step, epoch=epoch, report=report, certain=certain or stops)
+        certain = certain or stops or step == self.store.milestone
+        due = self.store.is_due(step=step, epoch=epoch, report=report, certain=certain)
         return Decisions(stops, due, self.store.is_observed(step))
 
     def _train_one(self) -> bool:

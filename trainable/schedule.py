@@ -48,6 +48,8 @@ from trainable.user_code.task_import import import_own
 if TYPE_CHECKING:
     import torch
 
+_OF_ANY_LENGTH = ("constant", "inverse_sqrt", "plateau", "step", "exponential")
+"""The schedules that do not depend on the length of the run."""
 _ONECYCLE_START = 1 / 25  # OneCycleLR's div_factor
 _ONECYCLE_END = _ONECYCLE_START / 1e4  # and its final_div_factor
 _PLATEAU_THRESHOLD = 1e-4  # ReduceLROnPlateau's relative threshold
@@ -78,6 +80,21 @@ def decay_steps(config: ScheduleConfig, total_steps: int) -> int:
             key="train.schedule.decay",
         )
     return steps
+
+
+def steps_of_any_length(train: TrainConfig, total_steps: int) -> int:
+    """Return how many steps of a run are those of every longer run, too.
+
+    All of them where nothing depends on the length of the run, with `wsd` those before its decay,
+    and none where the warmup, or the first step of an average, is a fraction of the run.
+    """
+    config, ema, swa = train.schedule, train.ema, train.swa
+    starts = [config.warmup, ema.start if ema.decay is not None else 0, swa.start or 0]
+    if any(isinstance(start, float) and start for start in starts):
+        return 0
+    if config.name == "wsd":
+        return total_steps - decay_steps(config, total_steps)
+    return total_steps if config.name in _OF_ANY_LENGTH else 0
 
 
 def check_length(config: ScheduleConfig, total_steps: int) -> None:
@@ -127,6 +144,11 @@ class Schedule:
     def name(self) -> str:
         """The name in the configuration."""
         return self._config.name
+
+    @property
+    def decay_start(self) -> int | None:
+        """The step after which `wsd` decays; None for another schedule."""
+        return self._total - self._decay if self.name == "wsd" else None
 
     @property
     def needs_length(self) -> bool:

@@ -53,10 +53,15 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
         files.close()
 
 
-def copy_generations(source: Files, target: RunFiles) -> None:
+def copy_generations(source: Files, target: RunFiles, up_to: int | None = None) -> None:
     """Copy the valid generations of a run to another; a second call adds none.
 
     Neither run may be in training.
+
+    Args:
+        source: The generations of the other run.
+        target: Those of this run.
+        up_to: The number of the last generation that is copied; None: all are.
     """
     check_owner(source.address(""))
     there = CheckpointStore(Path(), files=source).generations()
@@ -64,7 +69,7 @@ def copy_generations(source: Files, target: RunFiles) -> None:
     try:
         known = {found.number for found in CheckpointStore(Path(), files=target).generations()}
         for generation in there:
-            if generation.number not in known:
+            if generation.number not in known and (up_to is None or generation.number <= up_to):
                 _copy(generation, source, target)
     finally:
         target.close()

@@ -299,7 +299,8 @@ class Sweep:
 
         Args:
             overrides: Changed values by dotted key, such as `{"trials": 40}`.
-            finish: Numbers of pruned trials to train to their end.
+            finish: Numbers of pruned trials to train to their end, or of complete ones to train
+                to the end of a longer budget.
             accept_changes: Resume although code, data or the meaning of values has changed.
             offline: Contact no tracking server; everything stays in the outbox.
 

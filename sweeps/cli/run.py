@@ -114,7 +114,8 @@ def resume(
     finish: Annotated[
         bool,
         typer.Option(
-            "--finish", help="Train the given pruned trials to their end, without early stopping."
+            "--finish",
+            help="Train pruned trials to their end, or complete ones to a longer budget.",
         ),
     ] = False,
     root: Root = None,
@@ -140,7 +141,7 @@ def resume(
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
-        from sweeps.reconcile.finishing import FinishPruned
+        from sweeps.reconcile.finishing import FinishTrials
         from sweeps.reconcile.retrying import RetryRequest
         from sweeps.run import launch as operation
         from sweeps.run.prepared import RunOptions
@@ -150,7 +151,7 @@ def resume(
             address=address,
             accept_changes=accept_changes,
             offline=offline,
-            extra=RetryRequest(tuple(numbers), fresh) if retry else FinishPruned(numbers),
+            extra=RetryRequest(tuple(numbers), fresh) if retry else FinishTrials(numbers),
         )
         raise typer.Exit(
             run_to_end(

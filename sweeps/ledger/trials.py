@@ -111,7 +111,7 @@ class TrialSummary:
 
     @property
     def finishes(self) -> int | None:
-        """The number of the pruned trial that it trains to its end; None: it finishes none."""
+        """The number of the trial that it trains on, to its end; None: it finishes none."""
         return self.origin if self.role == "finish" else None
 
     @property

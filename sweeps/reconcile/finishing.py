@@ -1,6 +1,8 @@
-"""Train a pruned trial to its end, by a new trial that continues from its checkpoints.
+"""Train an ended trial on, by a new trial that continues from its checkpoints.
 
-Optuna never changes an ended trial, and the sampler learned that it was pruned. So the new one has
+A pruned trial is trained to its end, a complete one to the end of a longer budget: from its newest
+checkpoint up to which a longer run would have trained alike, such as the one before `wsd` decays.
+Optuna never changes an ended trial, and the sampler learned how it ended. So the new one has
 its parameters, its seed, and copies of its curve and checkpoints; it is exempt from early
 stopping. The ledger stores the trial first, then its directory appears by a rename, if need be by
 the next driver. What must not live here: training, and what such a trial means
@@ -33,9 +35,11 @@ from sweeps.spec.resume_checks import Origin
 from sweeps.spec.revisions import changes
 from sweeps.spec.spec import SweepSpec
 from sweeps.stores import address_of, trial_files, trial_store
-from trainable.checkpoint import check_owner
+from trainable.checkpoint import Generation, check_owner
 from trainable.config import TrialConfig
 from trainable.processes.trial_log import RANK_LOGS, TRIAL_LOG
+from trainable.schedule import steps_of_any_length
+from trainable.store.metrics_file import drop_later_rows
 from trainable.store.notes import TESTED
 from trainable.store.objects import files_of
 from trainable.store.regular_files import make_directory, sync_directory, sync_file
@@ -48,8 +52,8 @@ _NOT_OF_TRAINING = "checkpoint."
 
 
 @dataclass(frozen=True)
-class FinishPruned(ExtraTraining):
-    """Train pruned trials to their end; each gets a new trial."""
+class FinishTrials(ExtraTraining):
+    """Train pruned trials to their end, and complete ones longer; each gets a new trial."""
 
     numbers: Sequence[int] = ()
 
@@ -100,7 +104,15 @@ def trials_to_finish(
     for number in wanted:
         if fault := _fault(paths, spec, trials, number):
             raise UserError(f"--finish: {fault}")
-    return [number for number in wanted if finishing_trial(number, trials) is None]
+
+    def needs_trial(number: int) -> bool:
+        last = finishing_trial(number, trials)
+        if last is None or trials[number].state == "pruned" or not last.finished:
+            return last is None
+        config = read_config(paths.trial(last.number) / TRIAL_CONFIG)
+        return config.budget.reports < spec.budget.reports
+
+    return [number for number in wanted if needs_trial(number)]
 
 
 def check_unfinished(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary]) -> None:
@@ -131,25 +143,31 @@ def check_free(paths: SweepPaths, number: int) -> None:
 
 
 def make_directories(paths: SweepPaths, spec: SweepSpec, trials: Iterable[TrialSummary]) -> None:
-    """Make the missing directories of trials that finish pruned ones; the caller has the lock."""
-    for trial in trials:
+    """Make the missing directories of trials that train others on; the caller has the lock."""
+    records = list(trials)
+    for trial in records:
         if trial.finishes is None or trial.finished or paths.trial(trial.number).is_dir():
             continue
-        _make_directory(paths, spec, trial.number, trial.finishes)
+        _make_directory(paths, spec, trial.number, records[trial.finishes])
 
 
-def _make_directory(paths: SweepPaths, spec: SweepSpec, number: int, pruned: int) -> None:
-    source, target = paths.trial(pruned), paths.trial(number)
+def _make_directory(paths: SweepPaths, spec: SweepSpec, number: int, ended: TrialSummary) -> None:
+    source, target = paths.trial(ended.number), paths.trial(number)
+    last = _shared_checkpoint(paths, spec, ended) if ended.state == "complete" else None
     with tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH) as scratch:
         made = Path(scratch, target.name)
         made.mkdir()
         # In an object store, the copies have the new trial's address from the start.
         copy_generations(
-            trial_files(paths, spec, pruned), files_of(made, address_of(paths, spec, number))
+            trial_files(paths, spec, ended.number),
+            files_of(made, address_of(paths, spec, number)),
+            up_to=None if last is None else last.number,
         )
         shutil.copytree(
             source, made, symlinks=True, ignore=partial(_left_out, source), dirs_exist_ok=True
         )
+        if last is not None:
+            drop_later_rows(made, last.step)
         for path in made.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 sync_file(path)
@@ -184,9 +202,11 @@ def _fault(
             f"trial {number} has not ended; --finish takes a pruned trial; train it on with: "
             f"{paths.command('resume')}"
         )
-    if trial.state != "pruned":
-        how = "is complete" if trial.state == "complete" else f"failed ({trial.reason})"
-        return f"trial {number} {how}; --finish takes a pruned trial; these are: {see}"
+    if trial.state == "failed":
+        return (
+            f"trial {number} failed ({trial.reason}); --finish takes a pruned trial; these are: "
+            f"{see}"
+        )
     if trial.finishes is not None:
         return (
             f"trial {number} itself finishes trial {trial.finishes}; --finish takes a trial that "
@@ -219,6 +239,8 @@ def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> 
         )
     if fault := _fault_of_config(was, spec, trial):
         return fault
+    if trial.state == "complete":
+        return _fault_of_length(paths, was, spec, trial)
     if not trial_store(paths, spec, trial.number).generations():
         where = trial_files(paths, spec, trial.number).address("")
         return (
@@ -229,8 +251,43 @@ def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> 
     return None
 
 
+def _fault_of_length(
+    paths: SweepPaths, was: TrialConfig, spec: SweepSpec, trial: TrialSummary
+) -> str | None:
+    """Return why a complete trial cannot be trained longer; None if it can."""
+    number, word = trial.number, f"{spec.budget.report_word}s"
+    if spec.budget.reports <= was.budget.reports:
+        return (
+            f"trial {number} is complete, and the budget is {spec.budget.reports} {word}, as many "
+            "as it has; --finish takes a pruned trial, or with a longer budget a complete one; "
+            f"write for example -s budget.{word}={2 * was.budget.reports}"
+        )
+    if _shared_checkpoint(paths, spec, trial) is None:
+        return (
+            f"trial {number} is complete, and no checkpoint of it is one of a longer run: its "
+            f"schedule {was.train.schedule.name} depends on the length of the run from the start, "
+            "or its warmup or average starts at a fraction of it; use wsd or constant, with the "
+            f"warmup in steps, or train its values again: {paths.command('confirm')}"
+        )
+    check_owner(trial_files(paths, spec, number).address(""))
+    return None
+
+
+def _shared_checkpoint(
+    paths: SweepPaths, spec: SweepSpec, trial: TrialSummary
+) -> Generation | None:
+    """Return the newest checkpoint of a complete trial that a longer run would have, too."""
+    train = read_config(paths.trial(trial.number) / TRIAL_CONFIG).train
+    generations = trial_store(paths, spec, trial.number).generations()
+    last = steps_of_any_length(train, generations[-1].step) if generations else 0
+    return next((one for one in reversed(generations) if 0 < one.step <= last), None)
+
+
 def _fault_of_config(was: TrialConfig, spec: SweepSpec, trial: TrialSummary) -> str | None:
-    """Return how the configuration of a pruned trial would differ; None if it is the same."""
+    """Return how the configuration of an ended trial would differ; None if it is the same.
+
+    That of a complete trial may have another budget.
+    """
     try:
         now = spec.trial_config(trial.seed, trial.params)
     except SpecError as error:
@@ -239,7 +296,8 @@ def _fault_of_config(was: TrialConfig, spec: SweepSpec, trial: TrialSummary) -> 
             f"{trial.number}: {error}; change it back with -s KEY=VALUE"
         )
     found = changes(was, now)
-    differing = [key for key in found if not key.startswith(_NOT_OF_TRAINING)]
+    free = (_NOT_OF_TRAINING, "budget." if trial.state == "complete" else _NOT_OF_TRAINING)
+    differing = [key for key in found if not key.startswith(free)]
     if not differing:
         return None
     each = ", ".join(f"{key}: {found[key][0]} -> {found[key][1]}" for key in differing)

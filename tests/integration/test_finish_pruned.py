@@ -1,4 +1,4 @@
-"""`sweep resume NAME TRIAL --finish`: a new trial trains a pruned trial to its end, exactly."""
+"""`sweep resume NAME TRIAL --finish`: a new trial trains an ended one on, exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sweeps.stores import trial_store
 from tests.chaos.killed_runs import curve
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
-from trainable.store.metrics_file import read_rows
+from trainable.store.metrics_file import read_resumptions, read_rows
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -94,6 +94,31 @@ def test_finished_trial_equals_the_unpruned_one(cli: CommandLine) -> None:
     one, other = (cli.json("trials", name)[-1] for name in ("small", "whole"))
     assert one["number"] == new + 1
     assert one["params"] == other["params"]
+
+
+LONGER = (
+    SMALL.replace("name: small", "name: short")
+    .replace("trials: 4", "trials: 1")
+    .replace("  train.schedule.warmup: {uniform: [0.0, 0.3]}\n", "")
+    + "train: {batch_size: 128, schedule: {name: wsd, warmup: 5, decay: 0.3}}\n"
+    + "checkpoint: {every: 4 epochs}\n"
+)
+WHOLE = LONGER.replace("name: short", "name: whole").replace("epochs: 4", "epochs: 6")
+
+
+def test_complete_trial_trained_longer_equals_one_of_that_length(cli: CommandLine) -> None:
+    """Only the steps after the constant stage are trained, up to the same bits."""
+    cli.write("short.yaml", LONGER)
+    cli.write("whole.yaml", WHOLE)
+    cli.ok("run", "short.yaml")
+    cli.ok("resume", "short", "0", "--finish", "-s", "budget.epochs=6")
+    cli.ok("run", "whole.yaml")
+    before, longer = cli.json("trials", "short")
+    assert (before["epoch"], longer["epoch"], longer["finishes"]) == (4, 6, 0)
+    found, expected = (_weights(cli, *one) for one in (("short", 1), ("whole", 0)))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert curve(cli.root / "short/trials/0001") == curve(cli.root / "whole/trials/0000")
+    assert read_resumptions(cli.root / "short/trials/0001") == [34]
 
 
 def _assert_one_trial_and_run(

@@ -250,6 +250,14 @@ def _up_to(path: Path, step: int) -> bytes:
     return b"".join(keep)
 
 
+def drop_later_rows(directory: Path, step: int) -> None:
+    """Remove the rows after a step from the curve of a run that no process writes."""
+    for name in (FILE_NAME, LOGGED):
+        path = directory / name
+        if path.exists():
+            path.write_bytes(_up_to(path, step))
+
+
 def format_row(row: Row) -> bytes:
     """Return a row as a line of the file."""
     record = {"step": row.step, "time": row.timestamp_ms, "metrics": row.metrics}

@@ -67,6 +67,14 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     assert store.newest().step == 6
 
 
+def test_keeps_the_milestone_of_a_longer_run(tmp_path):
+    store = _store(tmp_path, keep=2)
+    store.milestone = 3
+    for step, value in enumerate([5.0, 1.0, 4.0, 4.0, 3.0, 2.0], start=1):
+        _save(store, step, value)
+    assert _steps(store) == [2, 3, 5, 6]
+
+
 def test_mode_max_and_values_that_are_no_numbers(tmp_path):
     store = _store(tmp_path, mode="max")
     for step, value in enumerate([1.0, 7.0, float("nan"), float("inf"), None], start=1):

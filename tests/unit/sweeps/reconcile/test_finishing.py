@@ -14,7 +14,7 @@ from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconcile.collect_state import read_sweep_state
 from sweeps.reconcile.finishing import (
-    FinishPruned,
+    FinishTrials,
     can_offer_finish,
     check_free,
     check_unfinished,
@@ -70,7 +70,7 @@ def _open(sweep: MadeSweep, *numbers: int) -> Any:
         sweep.paths,
         read_spec(sweep.paths.spec).spec,
         accept_changes=True,
-        extra=FinishPruned(numbers),
+        extra=FinishTrials(numbers),
     )
     return open_ledger(ready, print)
 
@@ -83,7 +83,12 @@ def _refused(sweep: MadeSweep, number: int) -> str:
 
 @pytest.mark.parametrize(
     ("number", "why"),
-    [(1, "is complete"), (2, "failed (nan: loss)"), (3, "has not ended"), (4, "has no trial 4")],
+    [
+        (1, "cannot be read"),
+        (2, "failed (nan: loss)"),
+        (3, "has not ended"),
+        (4, "has no trial 4"),
+    ],
 )
 def test_only_a_pruned_trial_can_be_finished(sweep: MadeSweep, number: int, why: str) -> None:
     assert why in _refused(sweep, number)
@@ -93,6 +98,69 @@ def test_only_a_pruned_trial_can_be_finished(sweep: MadeSweep, number: int, why:
     assert len(sweep.ledger.trials()) == 4
     assert sorted(sweep.paths.directory.rglob("*")) == files
     assert read_spec(sweep.paths.spec).number == 1
+
+
+WSD = "train: {batch_size: 128, schedule: {name: wsd, decay: 0.25}}\ncheckpoint: {every: 2 epochs}"
+
+
+def _complete(root: Path, more: str = WSD) -> MadeSweep:
+    """A sweep whose trial was trained for 4 epochs of 10 steps, with checkpoints of each."""
+    made = MadeSweep(root, more=more)
+    made.add("complete", 1.0, 0.5, 0.4, 0.3)
+    directory = made.paths.trial(0)
+    rows = [Row(10 * n, n, {"epoch": n, "val/loss": 1.0 / n}) for n in (1, 2, 3, 4)]
+    append_rows(directory, rows)
+    config = made.spec.trial_config(0, made.ledger.trial(0).params)
+    (directory / TRIAL_CONFIG).write_text(trial_yaml(config))
+    for epoch in (1, 2, 3, 4):
+        commit(directory, epoch, step=10 * epoch)
+    return made
+
+
+def _longer(made: MadeSweep, epochs: int) -> None:
+    made.spec = with_overrides(made.spec, [f"budget.epochs={epochs}"])
+
+
+def test_complete_trial_is_trained_longer_from_where_the_rate_begins_to_fall(
+    tmp_path: Path,
+) -> None:
+    made = _complete(tmp_path)
+    assert "with a longer budget a complete one" in _refused(made, 0)
+    _longer(made, 20)
+    trials = made.ledger.trials()
+    assert trials_to_finish(made.paths, made.spec, trials, [0]) == [0]
+    make_directories(made.paths, made.spec, [*trials, made.ledger.add_extra("finish", 0)])
+    target = made.paths.trial(1)
+    assert [one.step for one in CheckpointStore(target).generations()] == [10, 20, 30]
+    assert [row.step for row in read_rows(target)] == [10, 20, 30]
+    assert [row.step for row in read_rows(made.paths.trial(0))] == [10, 20, 30, 40]
+
+    # Once it is trained, only a still longer budget asks for another one.
+    config = made.spec.trial_config(0, made.ledger.trial(0).params)
+    (target / TRIAL_CONFIG).write_text(trial_yaml(config))
+    made.ledger.report(1, epoch=1, step=10, value=0.5)
+    made.ledger.finish(1, "complete")
+    trials = made.ledger.trials()
+    assert trials_to_finish(made.paths, made.spec, trials, [0]) == []
+    _longer(made, 40)
+    assert trials_to_finish(made.paths, made.spec, trials, [0]) == [0]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        "schedule: {name: cosine}",
+        "schedule: {name: wsd, warmup: 0.1}",
+        "schedule: {name: wsd}, ema: {decay: 0.9, start: 0.5}",
+        "schedule: {name: constant}, swa: {start: 0.5}",
+    ],
+)
+def test_trial_whose_first_steps_depend_on_its_length_is_not_trained_longer(
+    tmp_path: Path, train: str
+) -> None:
+    made = _complete(tmp_path, f"train: {{{train}}}")
+    _longer(made, 20)
+    assert "depends on the length of the run" in _refused(made, 0)
 
 
 def test_member_of_a_population_is_refused(tmp_path: Path) -> None:
