@@ -24,6 +24,7 @@ ROWS = {
     "first": ("tests.bench.first:first", "P1: sweep run digits, first epoch and end"),
     "sweep": ("tests.bench.sweeping:against_stock", "P1: stock Ray Tune, whole sweeps"),
     "plain": ("tests.bench.sweeping:against_plain", "P2: plain Optuna, whole sweeps"),
+    "minute": ("tests.bench.minute:minute", "P2: trials of a minute / the same by a bare loop"),
     "plane": ("tests.bench.control:plane", "P8: cost of a trial at 10,000 / at 1,000"),
     "sleepers": ("tests.bench.control:sleepers", "P8: 10,000 trials of 1 s / the ideal"),
     "suggest": ("tests.bench.suggestions:costs", "P9: a suggestion of TPE at 10,000 trials"),
@@ -52,7 +53,7 @@ ROWS = {
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
     "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
-_ON_REQUEST = {"sweep", "plain", "plane", "sleepers", "load", "field"}
+_ON_REQUEST = {"sweep", "plain", "minute", "plane", "sleepers", "load", "field"}
 """Whole sweeps, many times over, and a large load: hours. They run where `--only` names them."""
 
 
