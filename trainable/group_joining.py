@@ -46,6 +46,14 @@ class GroupPlace:
     key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
 
+def find_backend() -> None:
+    """Have torch find the backend of groups, for which it reads what all packages declare.
+
+    Forks of this process have it then: in each of them it would take most of the time of joining.
+    """
+    dist.BackendConfig(dist.Backend("gloo"))
+
+
 def listen(address: str = "127.0.0.1") -> socket.socket:
     """Return a socket that listens at an address, on a free port, for the first rank's group."""
     return socket.create_server((address, 0), backlog=128)

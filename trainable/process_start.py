@@ -39,6 +39,7 @@ def load_training() -> None:
         import torch._dynamo  # noqa: F401  else the first optimizer of a process imports it
 
         importlib.import_module("trainable.build")  # by name: it imports this module
+        importlib.import_module("trainable.group_joining").find_backend()
 
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h

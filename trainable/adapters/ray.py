@@ -83,8 +83,9 @@ class TuneTrial(tune.Trainable):
         """Train up to the next report; the first call opens the run at its newest checkpoint."""
         assert self._process is not None
         if not self._process.is_running:
-            self._process.begin("trainable.processes.trial_run:train", self._config)
+            self._begin()
         elif self._waits:
+            self._begin_others()
             self._process.send(self._config)
         self._waits = False
         self._process.send(trial_run.STEP)
@@ -94,6 +95,16 @@ class TuneTrial(tune.Trainable):
         result[SHOULD_CHECKPOINT] = trial_run.POINTER in result
         result.pop(trial_run.POINTER, None)
         return result
+
+    def _begin(self) -> None:
+        assert self._process is not None
+        self._begin_others()
+        self._process.begin("trainable.processes.trial_run:train", self._config)
+
+    def _begin_others(self) -> None:
+        if len(self._config["bundles"]) > 1:
+            self._others = self._others or OtherRanks(self.rank_process)
+            self._others.begin(self._config)
 
     def _receive(self) -> dict[str, Any]:
         """Return the next result of the trial's process, and answer its calls before."""
@@ -106,7 +117,7 @@ class TuneTrial(tune.Trainable):
             if kind == trial_run.RESTART:
                 self._process.end()
                 self._config |= message[0]
-                self._process.begin("trainable.processes.trial_run:train", self._config)
+                self._begin()
                 self._process.send(trial_run.STEP)
                 continue
             if kind == trial_run.LOST:
@@ -118,7 +129,7 @@ class TuneTrial(tune.Trainable):
 
     def _answer(self, method: str, *arguments: Any) -> Any:
         """Call a method of the other ranks for the trial's process."""
-        self._others = self._others or OtherRanks(self.rank_process)
+        assert self._others is not None
         try:
             answer = getattr(self._others, method)(*arguments)
         except RankLost as error:

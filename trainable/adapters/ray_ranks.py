@@ -15,7 +15,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -56,8 +56,12 @@ class RankProcess:
         assert self._process is not None
         self._process.send((place, address))
         failure: dict[str, Any] | None = self._process.receive()
-        self._process.end()
         return failure
+
+    def end(self) -> None:
+        """Wait until the process has ended, and all that it has started; before the next one."""
+        assert self._process is not None
+        self._process.end()
 
 
 class OtherRanks:
@@ -66,22 +70,28 @@ class OtherRanks:
     def __init__(self, process: type[RankProcess] = RankProcess) -> None:
         self._process = process
         self._actors: dict[int, Any] = {}
+        self._begun: dict[int, Any] = {}
         self._runs: dict[int, Any] = {}
         self._addresses: dict[int, str] = {}
 
-    def prepare(self, order: RankOrder, bundles: Sequence[dict[str, float]]) -> str:
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Have the actors that live begin a trial with the first rank; `prepare` follows."""
+        self.leave()
+        self._order, self._bundles = RankOrder.of(config), config["bundles"]
+        self._begun = {rank: self._prepare(rank) for rank in self._actors}
+
+    def prepare(self) -> str:
         """Have the other ranks import the task, and return the address where the ranks meet.
 
         Actors that do not live yet are started, and all import the task first: only the meeting
         has a time limit.
         """
-        self.leave()
-        size = len(bundles)
-        kept = set(self._actors)
-        for rank in range(1, size):
+        waiting, self._begun = self._begun, {}
+        kept = set(waiting)
+        for rank in range(1, len(self._bundles)):
             if rank not in kept:
-                self._actors[rank] = self._start(rank, bundles[rank])
-        waiting = {rank: self._actors[rank].prepare.remote(order, rank) for rank in range(1, size)}
+                self._actors[rank] = self._start(rank)
+                waiting[rank] = self._prepare(rank)
         nodes = {}
         for rank, ref in waiting.items():
             try:
@@ -90,9 +100,8 @@ class OtherRanks:
                 if rank not in kept:
                     raise
                 # lost since the trial before: that is no loss of this one
-                self._actors[rank] = self._start(rank, bundles[rank])
-                again = self._actors[rank].prepare.remote(order, rank)
-                nodes[rank] = self._answer(rank, again)
+                self._actors[rank] = self._start(rank)
+                nodes[rank] = self._answer(rank, self._prepare(rank))
         here = ray.get_runtime_context().get_node_id()
         is_local = all(node == here for node, _ in nodes.values())
         self._addresses = {
@@ -131,7 +140,10 @@ class OtherRanks:
         return RankLost(error)
 
     def leave(self) -> None:
-        """Wait until the other ranks have ended their run; end the actors of those that do not."""
+        """Wait until the other ranks have ended their run; end the actors of those that do not.
+
+        Their processes end while that of the first rank does.
+        """
         runs, self._runs = self._runs, {}
         if runs:
             ray.wait(list(runs.values()), num_returns=len(runs), timeout=rank_waits.LEAVE)
@@ -140,14 +152,20 @@ class OtherRanks:
                 ray.get(run, timeout=0)
             except RayError:  # it has ended, or did not leave in time
                 self._end(rank)
+            else:
+                self._actors[rank].end.remote()
 
     def close(self) -> None:
         """End the processes of all other ranks."""
-        self._runs = {}
+        self._runs, self._begun = {}, {}
         for rank in list(self._actors):
             self._end(rank)
 
-    def _start(self, rank: int, bundle: dict[str, float]) -> Any:
+    def _prepare(self, rank: int) -> Any:
+        return self._actors[rank].prepare.remote(self._order, rank)
+
+    def _start(self, rank: int) -> Any:
+        bundle = self._bundles[rank]
         group = get_current_placement_group()
         assert group is not None, "Tune places a trial of several workers as a group"
         place = PlacementGroupSchedulingStrategy(group, rank)

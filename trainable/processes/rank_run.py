@@ -10,12 +10,13 @@ import contextlib
 import faulthandler
 import os
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainable import rank_waits
 from trainable.config import TrialConfig
 from trainable.errors import RankLost
 from trainable.failures import failure_of
@@ -40,6 +41,24 @@ class RankOrder:
     threads: int
     memory_share: float
     timeout: float
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> RankOrder:
+        """Return what the ranks of a trial train; `config` is that of a `TuneTrial`."""
+        return cls(
+            config=config["config"],
+            directory=Path(config["directory"]),
+            searched=tuple(config.get("params", ())),
+            threads=config["threads"],
+            memory_share=gpu_share(config),
+            timeout=config.get("rank_timeout", rank_waits.STEP),
+        )
+
+
+def gpu_share(config: Mapping[str, Any]) -> float:
+    """Return a rank's share of its GPU; 1 where it has a whole GPU, or none."""
+    share = config.get("bundles", ({},))[0].get("GPU", 0.0)
+    return share if 0 < share < 1 else 1.0
 
 
 def train(connection: Connection, order: RankOrder, rank: int) -> None:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +27,7 @@ from trainable.memory import finer_accumulation
 from trainable.process_start import load_training
 from trainable.processes import attempt_process
 from trainable.processes.rank_run import (
-    RankOrder,
+    gpu_share,
     import_task,
     logged,
     open_log,
@@ -145,7 +145,7 @@ class TrialRun:
         self._has_others = False
         self._lost: RankLost | None = None
         self._call, self._failed = call, failed
-        self._bundles: Sequence[dict[str, float]] = config.get("bundles", ({},))
+        self._gpu_share = gpu_share(config)
         self._drain, self._stop = config["drain"], config["stop"]
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
@@ -292,7 +292,7 @@ class TrialRun:
             checkpoints=self._address,
             searched=self._searched,
             threads=self._threads,
-            memory_share=self._gpu_share(),
+            memory_share=self._gpu_share,
             until=self._pause_at_epoch,
             should_stop=self._is_stop_requested,
             ranks=self._ranks,
@@ -325,19 +325,11 @@ class TrialRun:
         from trainable.parallel.rank_group import RankGroup
         from trainable.precision import find_device
 
-        order = RankOrder(
-            config=self._config.model_dump(mode="json"),
-            directory=self._directory,
-            searched=self._searched,
-            threads=self._threads,
-            memory_share=self._gpu_share(),
-            timeout=self._rank_timeout,
-        )
         self._has_others = True
-        address = self._call("prepare", order, self._bundles)
+        address = self._call("prepare")
         listening = listen(address)
         port, size = listening.getsockname()[1], self._config.workers
-        place = GroupPlace(address, port, size, order.timeout, rank_waits.JOIN_SWEEP)
+        place = GroupPlace(address, port, size, self._rank_timeout, rank_waits.JOIN_SWEEP)
         self._call("train", place)
         return RankGroup.join(
             place,
@@ -396,11 +388,6 @@ class TrialRun:
             return None
         train = self._config.train.model_copy(update={"accumulation": accumulation})
         return self._config.model_copy(update={"train": train}).model_dump(mode="json")
-
-    def _gpu_share(self) -> float:
-        """Return this rank's share of its GPU; 1 where it has a whole GPU, or none."""
-        share = self._bundles[0].get("GPU", 0.0)
-        return share if 0 < share < 1 else 1.0
 
     @contextlib.contextmanager
     def _reporting_failures(self) -> Iterator[None]:

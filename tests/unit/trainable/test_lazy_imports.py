@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
 
 from trainable.process_start import without_collection
 
@@ -22,3 +24,17 @@ def test_imported_modules_are_not_scanned_again() -> None:
         del imported
     finally:
         gc.unfreeze()
+
+
+TEMPLATE = """
+import importlib.metadata
+from trainable.process_start import load_training
+load_training()
+importlib.metadata.entry_points = None  # which reads a file of each installed package
+import torch.distributed as dist
+dist.BackendConfig(dist.Backend("gloo"))
+"""
+
+
+def test_forks_of_a_template_have_the_backend_of_groups() -> None:
+    subprocess.run([sys.executable, "-c", TEMPLATE], check=True)

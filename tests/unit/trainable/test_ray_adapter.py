@@ -20,6 +20,7 @@ from trainable.adapters.ray import TuneTrial
 from trainable.adapters.ray_ranks import OtherRanks
 from trainable.errors import RankLost
 from trainable.failures import as_error, as_note, failure_of
+from trainable.processes.rank_run import gpu_share
 from trainable.processes.trial_run import (
     CALL,
     CLOSE,
@@ -28,7 +29,6 @@ from trainable.processes.trial_run import (
     RESTART,
     RESULT,
     STEP,
-    TrialRun,
 )
 
 
@@ -145,6 +145,7 @@ def test_run_continues_in_a_fresh_process_after_a_restart(make: Any) -> None:
 
 CAME_NOT = "one did not come"
 FAILURE = {"kind": "error", "reason": "ValueError: 3", "traceback": "...", "place": "a.py:3"}
+PREPARED = ("a node", "10.0.0.1")
 STUCK = object()
 
 
@@ -152,7 +153,9 @@ class FakeRay:
     """Ray, whose references are the results of the calls."""
 
     def __init__(self) -> None:
-        self.killed: list[str] = []
+        self.killed: list[int] = []
+        self.ended: list[int] = []
+        self.begun: list[int] = []
 
     def wait(self, refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[Any, Any]:
         del timeout
@@ -167,8 +170,13 @@ class FakeRay:
             raise ref
         return ref
 
-    def kill(self, actor: str) -> None:
-        self.killed.append(actor)
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.rank)
+
+    def actor(self, rank: int) -> Any:
+        end = SimpleNamespace(remote=lambda: self.ended.append(rank))
+        prepare = SimpleNamespace(remote=lambda *_: self.begun.append(rank) or PREPARED)
+        return SimpleNamespace(rank=rank, end=end, prepare=prepare)
 
 
 @pytest.fixture
@@ -178,7 +186,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[OtherRanks, Fa
         for name in ("wait", "get", "kill"):
             monkeypatch.setattr(ray, name, getattr(fake, name))
         others._runs = dict(enumerate(ends, start=1))
-        others._actors = {rank: f"actor {rank}" for rank in others._runs}
+        others._actors = {rank: fake.actor(rank) for rank in others._runs}
         return others, fake
 
     return make
@@ -208,13 +216,28 @@ def test_actors_that_ended_their_run_stay_for_the_next_trial(ranks: Any) -> None
     others, fake = ranks(None, FAILURE, STUCK, RayError(), None)
     for _ in range(2):
         others.leave()
-        assert fake.killed == ["actor 3", "actor 4"]
+        assert fake.killed == [3, 4]
+        assert fake.ended == [1, 2, 5], "their processes end, and before the next trial"
         assert others._actors.keys() == {1, 2, 5}
 
 
+def test_actors_of_the_trial_before_begin_with_the_first_rank(
+    ranks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, fake = ranks(None)
+    context = SimpleNamespace(get_node_id=lambda: PREPARED[0])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(others, "_start", fake.actor)
+    config = {"config": {}, "directory": "runs", "threads": 1, "bundles": [{}] * 3}
+    others.begin(config)
+    assert (fake.ended, fake.begun) == ([1], [1]), "its last process ends before"
+    assert others.prepare() == "127.0.0.1"
+    assert fake.begun == [1, 2], "what did not live begins where it is waited for"
+
+
 def test_gpu_share_is_that_of_one_rank() -> None:
-    halves = SimpleNamespace(_bundles=[{"CPU": 1, "GPU": 0.5}] * 2)
-    assert TrialRun._gpu_share(halves) == 0.5  # type: ignore[arg-type]
+    assert gpu_share({"bundles": [{"CPU": 1, "GPU": 0.5}] * 2}) == 0.5
+    assert gpu_share({"bundles": [{"CPU": 1, "GPU": 2}] * 2}) == 1.0
 
 
 def test_failure_of_another_rank_has_the_place_of_its_code() -> None:
