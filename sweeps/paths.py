@@ -201,6 +201,15 @@ class SweepPaths:
         """While this file exists, the trial saves a checkpoint at its next step and ends."""
         return self.control / f"stop-{number:04d}"
 
+    @property
+    def leaves(self) -> str:
+        """What the name of a file begins with, before the id of a node.
+
+        While the file exists, the trials of that node save a checkpoint at their next step and
+        continue on another node.
+        """
+        return str(self.control / "leaves-")
+
     def heartbeat(self, number: int) -> Path:
         """The file in which a trial's worker records when it last made progress."""
         return self.control / f"heartbeat-{number:04d}"

@@ -10,6 +10,7 @@
     ├── OutOfMemory               the device ran out of memory
     ├── RankFailed                the user's code raised on another rank of the trial
     ├── RankLost                  another rank of the trial is gone, or did not come in time
+    ├── NodeLeaves                a node of the trial is about to be taken away
     └── CheckpointError           a checkpoint could not be written or read
         ├── AllCheckpointsDamaged every generation failed its digest
         ├── StorageError          the storage is full, read-only, broken or unreachable
@@ -124,6 +125,14 @@ class RankLost(TrainingError):
     """
 
     kind = "rank_lost"
+
+
+class NodeLeaves(TrainingError):
+    """A node of this trial is about to be taken away; the trial has saved, and did not fail."""
+
+    kind = "node_leaves"
+    text = "a node of the trial is about to be taken away"
+    """What the error says, also where Ray passes on no more than its text."""
 
 
 class CheckpointError(TrainingError):

@@ -28,8 +28,8 @@ _INSTRUCTIONS = (
     "take, `run` starts it; `status`, `findings` and `compare` say what was found; `confirm` "
     "trains the best trials again under common seeds, before a result is believed."
 )
-_ELSEWHERE = ("storage.checkpoints", "tracking.uri", "notify.webhook")
-"""Keys by which a sweep writes outside of its directory: its user's, not an agent's."""
+_ELSEWHERE = ("storage.checkpoints", "tracking.uri", "notify.webhook", "preemption.command")
+"""Keys by which a sweep reaches outside of its directory: its user's, not an agent's."""
 _START_SECONDS = 120.0
 
 
@@ -80,8 +80,9 @@ class AgentTools:
             key = text.partition("=")[0].strip()
             if "${" in text or key.partition(".")[0] in sections:
                 raise UserError(
-                    f"{key}: an agent changes neither where a sweep writes nor reads variables of "
-                    "the environment; its user does, by sweep resume"
+                    f"{key}: an agent changes neither where a sweep writes nor which command it "
+                    "runs, and reads no variables of the environment; its user does, by sweep "
+                    "resume"
                 )
         return self._start(name, "resume", name, *(f"-s{text}" for text in changed))
 
@@ -168,10 +169,10 @@ def _stays_inside(spec: SweepSpec) -> None:
     data: Mapping[str, Any] = spec.model_dump(mode="json")
     for key in _ELSEWHERE:
         section, _, inner = key.partition(".")
-        if data[section][inner] is not None:
+        if data.get(section, {}).get(inner) is not None:
             raise UserError(
-                f"{key} is set; an agent's sweeps write below its directory alone; leave it out, "
-                "or let the user run this sweep"
+                f"{key} is set; an agent's sweeps write below its directory alone, and run no "
+                "command; leave it out, or let the user run this sweep"
             )
 
 

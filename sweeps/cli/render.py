@@ -298,7 +298,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     for one in found["lineage"]:
         origin = f"from trial {one['donor']}: {joined(one['params'])}"
         table.add_row(Text(f"after {word} {one['epoch']}", style="bold"), origin)
-    for title, sentences in (("health", "health"), ("worker lost", "lost_workers")):
+    for title, sentences in (("health", "health"), ("interrupted", "lost_workers")):
         for sentence in found[sentences]:
             table.add_row(Text(title, style="bold"), Text(sentence))
     for one in found["failed_attempts"]:

@@ -14,6 +14,7 @@ from redaction.escapes import visible
 from redaction.secrets import redact
 from sweeps.engine import fork_server
 from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
+from trainable.errors import NodeLeaves
 
 _PATIENCE = 1.0
 """How many seconds earlier than the fork server Ray may notice a worker's end."""
@@ -68,6 +69,11 @@ def end_of_worker(error: BaseException | None) -> WorkerEnd:
 def end_with_node(error: BaseException | None) -> WorkerEnd:
     """Return that a worker was lost with its whole node."""
     return WorkerEnd("with its node", "", _lost_rank(error))
+
+
+def left_its_node(error: BaseException | None) -> bool:
+    """Return whether a trial has left a node that is about to be taken away."""
+    return NodeLeaves.text in str(error)
 
 
 def _lost_rank(error: BaseException | None) -> str | None:

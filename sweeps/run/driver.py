@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
+from sweeps.engine.node_notice import NoticeHandlers, watching
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, kill_children, tag_child_processes
 from sweeps.engine.resources import Machine
 from sweeps.engine.signals import Interruption
@@ -155,7 +156,8 @@ class _Driver:
         sweep, prepared, abort_reason = self.sweep, self.prepared, None
         self.display.doing("starting Ray")
         make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
-        with self._engine() as node_died:
+        leaving: set[str] = set()
+        with self._engine() as node_died, self._watching_for_notices(leaving):
             if not self.interruption.requested:  # a signal can come while Ray starts
                 before = sweep.ledger.trials()
                 is_local = isinstance(prepared.machine, Machine)
@@ -163,6 +165,7 @@ class _Driver:
                     node_died=node_died,
                     start_seconds=START_SECONDS if is_local else math.inf,
                     grace=self.interruption.grace,
+                    leaving=leaving,
                 )
                 with self.display.begin(prepared, before, sweep.most_trials()) as observer:
                     loop = TrialLoop(
@@ -196,6 +199,30 @@ class _Driver:
             lost=self._exit_on_loss,
             hidden_env=withheld_variables(self.sweep.spec),
         )
+
+    def _watching_for_notices(self, leaving: set[str]) -> AbstractContextManager[None]:
+        """Return a context in which trials leave machines that are about to be taken away.
+
+        The ids of nodes that get notice are added to `leaving`.
+        """
+        in_cluster, warn = isinstance(self.prepared.machine, Cluster), self.display.warn
+
+        def leave() -> None:
+            which = "this machine, or the cluster's head," if in_cluster else "this machine"
+            warn(f"{which} is about to be taken away")
+            self.interruption.drain(signal.SIGTERM)
+
+        def move(node: str, address: str) -> None:
+            stop_requests.request_move(self.sweep.paths, node)
+            leaving.add(node)
+            warn(
+                f"node {address} is about to be taken away: its trials save at their next step, "
+                "and continue on other nodes"
+            )
+
+        rules = self.sweep.spec.preemption
+        handlers = NoticeHandlers(leave, move, warn)
+        return watching(rules.command, rules.every, handlers, in_cluster=in_cluster)
 
     def _exit_on_loss(self, cause: str) -> NoReturn:
         """Exit because the local Ray or the cluster is lost: Ray would wait without an end."""

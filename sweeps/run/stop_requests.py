@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from sweeps.engine.process_cleanup import end_orphans
@@ -77,6 +78,11 @@ def request_stop(paths: SweepPaths, numbers: Iterable[int] | None = None) -> Non
     paths.control.mkdir(mode=0o700, exist_ok=True)
     for file in [paths.drain] if numbers is None else map(paths.stop, numbers):
         file.touch()
+
+
+def request_move(paths: SweepPaths, node: str) -> None:
+    """Make the trials of a node save a checkpoint at their next step and leave the node."""
+    Path(f"{paths.leaves}{node}").touch()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps.engine.ray_compat.tune_internals import end_at_next_loss, release_trial, worker_error
-from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node, left_its_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
 from sweeps.ledger.reasons import BY_THE_USER
@@ -56,6 +56,7 @@ from sweeps.stores import accepts_checkpoints, trial_store
 from sweeps.view.observer import ProgressObserver
 from trainable.adapters.ray import OBJECTIVES
 from trainable.checkpoint import Generation
+from trainable.errors import NodeLeaves
 from trainable.processes.trial_log import TRIAL_LOG, TrialLog
 from trainable.store.regular_files import make_directory, replace_regular
 
@@ -318,8 +319,9 @@ class TuneEventHandler(Callback):
     ) -> None:
         """Count a lost worker, for which Tune starts another one.
 
-        A worker that is lost with its whole node, or before it began to train, does not count as a
-        retry. A trial without retries restarts once more, so that it sees its stop file.
+        A worker that left its node or was lost with it, or before it began to train, does not
+        count as a retry. A trial without retries restarts once more, so that it sees its stop
+        file.
         """
         del iteration, trials, info
         self._fence()
@@ -329,6 +331,11 @@ class TuneEventHandler(Callback):
         if state.is_killed:
             self._worker_left(number)
             self._restart_after_kill(number, state)
+            return
+        if left_its_node(worker_error(trial)):
+            if state.is_training:
+                self._worker_left(number)
+                self._note_move(number)
             return
         if self._workers.node_died(worker_error(trial)):
             self._worker_left(number)
@@ -348,6 +355,12 @@ class TuneEventHandler(Callback):
             end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
         else:
             self._note_loss(number, end)
+
+    def _note_move(self, number: int) -> None:
+        newest = self._newest_generation(number)
+        saved = f"saved at step {newest.step}" if newest else "nothing was to save yet"
+        sentence = f"{NodeLeaves.text}: {saved}, and continues on another node"
+        self._queue.put(partial(self._event_writer.record_lost_worker, number, sentence))
 
     def _note_loss(self, number: int, end: WorkerEnd) -> None:
         self._queue.put(partial(self._event_writer.record_lost_worker, number, end.sentence()))

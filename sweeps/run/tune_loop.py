@@ -54,7 +54,7 @@ class TrialLoop:
         sweep.ledger.trial_resources = lambda params: plan.devices_of(
             sweep.spec.workers_of(params)
         )
-        self._observer = observer
+        self._observer, self._leaving = observer, workers.leaving
         self._stopped: set[int] = set()
         self._scheduler = replayed_scheduler(
             sweep.spec,
@@ -108,7 +108,7 @@ class TrialLoop:
 
     def _run(self) -> None:
         """Run trials in Ray Tune until the searcher has no more, then record unfinished trials."""
-        with patch_tune():
+        with patch_tune(self._leaving):
             self._tuner().fit()
         self._fence()
         self._events.flush()

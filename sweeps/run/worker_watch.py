@@ -12,7 +12,7 @@ import math
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -180,6 +180,8 @@ class WorkerRules:
     """How long trials may wait while no worker starts."""
     grace: float = math.inf
     """How long a trial that the user stops may take to reach its next step."""
+    leaving: Set[str] = frozenset()
+    """The ids of the nodes that are about to be taken away; it grows as they get notice."""
 
 
 class NoWorkerStarts(BaseException):

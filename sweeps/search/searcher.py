@@ -163,6 +163,7 @@ class LedgerSearcher(Searcher):
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
                 "drain": str(self._paths.drain),
                 "stop": str(self._paths.stop(trial.number)),
+                "leaves": self._paths.leaves,
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._capacity.threads,

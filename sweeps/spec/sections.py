@@ -494,6 +494,7 @@ class StorageConfig(Section):
 
 
 _STEP_TIMEOUT = "30m"
+_SHORTEST_INTERVAL = 0.1
 
 
 def _check_step_timeout(value: object) -> object:
@@ -501,22 +502,33 @@ def _check_step_timeout(value: object) -> object:
     if value is None or value == "off":
         return value
     rule = "the longest time without progress is a duration above 0, off, or null for automatic"
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise UserError(
-            f"{described(value)} is not a duration; {rule}; write for example {_STEP_TIMEOUT}"
-        )
-    try:
-        seconds = parse_duration(
-            format(value, "f") if isinstance(value, float) else str(value), ""
-        )
-    except WrongDuration:
-        raise UserError(
-            f"{shown(value)} is not a duration, or longer than a year; {rule}; write for example "
-            f"{_STEP_TIMEOUT}"
-        ) from None
+    seconds = _seconds(value, rule, _STEP_TIMEOUT)
     if seconds <= 0:
         raise UserError(f"{shown(value)} is not above 0; {rule}; write {_STEP_TIMEOUT}, or off")
     return seconds
+
+
+def _check_interval(value: object) -> object:
+    """Return seconds."""
+    rule = "the time between two runs of the command is a duration of at least 0.1 s"
+    seconds = _seconds(value, rule, "5s")
+    if seconds < _SHORTEST_INTERVAL:
+        raise UserError(f"{shown(value)} is too short; {rule}; write for example 5s")
+    return seconds
+
+
+def _seconds(value: object, rule: str, example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UserError(
+            f"{described(value)} is not a duration; {rule}; write for example {example}"
+        )
+    try:
+        return parse_duration(format(value, "f") if isinstance(value, float) else str(value), "")
+    except WrongDuration:
+        raise UserError(
+            f"{shown(value)} is not a duration, or longer than a year; {rule}; write for example "
+            f"{example}"
+        ) from None
 
 
 class FailuresConfig(Section):
@@ -543,6 +555,23 @@ class FailuresConfig(Section):
     limit. Opening the run may always take 10 minutes. Workers on other hosts are not watched. In a
     trial of several workers, each waits so long for the others, by default 30 minutes; one that
     does not come counts as lost. The first may take both times together."""
+
+
+class PreemptionConfig(Section):
+    """How a machine says that it is about to be taken away. Trials there then save at their next
+    step and continue on another node; without one, the sweep stops, to be resumed."""
+
+    command: str | None = Field(default=None, min_length=1, examples=["test -e /tmp/notice"])
+    """A command of `sh` that runs on each machine of the sweep. It ends with exit code 0 when the
+    machine is about to be taken away, and with another one until then. One that takes longer than
+    10 s is killed, and gives no notice. null: only Ray and signals give notice."""
+    every: Annotated[float, BeforeValidator(_check_interval)] = Field(default=5.0, examples=["5s"])
+    """The time between two runs of the command, such as 5s."""
+
+
+def has_no_command(preemption: PreemptionConfig) -> bool:
+    """Return whether the section says nothing; a spec is then written without it."""
+    return preemption.command is None
 
 
 Space = dict[

@@ -54,6 +54,7 @@ from sweeps.spec.sections import (
     Modes,
     NotifyConfig,
     OutcomeConstraint,
+    PreemptionConfig,
     RepeatsConfig,
     ResourcesConfig,
     SearchConfig,
@@ -64,6 +65,7 @@ from sweeps.spec.sections import (
     TrackingConfig,
     check_outcomes,
     from_short_form,
+    has_no_command,
     is_off,
 )
 from sweeps.spec.space import Choice, Distribution
@@ -156,6 +158,7 @@ class SweepSpec(Section):
     tracking: TrackingConfig = TrackingConfig()
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
+    preemption: PreemptionConfig = Field(default=PreemptionConfig(), exclude_if=has_no_command)
     notify: NotifyConfig = NotifyConfig()
     training_rules: Literal[3] = 3
     """The version of the training rules; see `TrialConfig`."""
@@ -250,7 +253,7 @@ class SweepSpec(Section):
 
     @property
     def modules(self) -> list[str]:
-        """The modules that a run of the spec imports; nothing else in a spec executes code."""
+        """The modules that a run imports; only `preemption.command` executes other code."""
         return sorted({*self.trial_modules, *_module_of(self.search.sampler)})
 
     @property

@@ -69,6 +69,7 @@ ROWS = {
     48: "the root is copied or moved, and its sweep resumed there",
     49: "globals, class attributes and caches that trials change, in a sweep that is killed",
     50: "another user, who may only read, locks a database of the sweep",
+    51: "a node, or the driver's machine, is about to be taken away, and says so",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

@@ -82,6 +82,8 @@ PARTS = [
     Part("ray._private.node.Node.get_logs_dir_path", NODE, ("self",)),
     Part("ray._private.state.actors", NODE, ("actor_id",)),
     Part("ray._raylet.GcsClient", NODE),
+    Part("ray._private.state.state.get_draining_nodes", NODE, ()),
+    Part("ray.core.generated.autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION", NODE),
     Part(f"{PACKAGING}._get_excludes", NODE, ("path", "excludes")),
     Part(
         f"{PACKAGING}._dir_travel",
@@ -360,6 +362,14 @@ class TestNode:
             fields = {"NodeID", "Alive", "Resources", "NodeManagerPort", "NodeManagerHostname"}
             assert fields <= node.keys(), "sweeps/engine/cluster.py reads these, too"
 
+    def test_a_node_knows_whether_it_is_the_head_and_drains(self) -> None:
+        import ray
+
+        with relied_on("node:__internal_head__ and get_draining_nodes", NODE):
+            (node,) = ray.nodes()
+            assert ray_internals.is_head(node)
+            assert ray_internals.draining_nodes() == set()
+
     def test_a_request_reaches_the_head(self) -> None:
         import ray
 
@@ -429,6 +439,8 @@ def test_the_controller_has_these_attributes(controller: Any) -> None:
         assert controller._trial_to_actor == {}
         assert controller._trials == []
         assert controller._pending_trials == controller._resetting_trials == set()
+        assert controller._started_actors == set()
+        assert controller._actor_manager._live_actors_to_ray_actors_resources == {}
         assert [*inspect.signature(controller._actor_manager.is_actor_started).parameters] == [
             "tracked_actor"
         ]

@@ -87,6 +87,9 @@ def test_agent_stays_in_its_directory(tmp_path: Path) -> None:
         assert_parts(await call("init", file="a.py", keys=KEYS), "a.py", "give it another name")
         said = await call("init", file="a.yaml", keys=elsewhere)
         assert_parts(said, "tracking.uri is set", "leave it out")
+        runs = KEYS | {"preemption": {"command": "touch x"}}
+        said = await call("init", file="a.yaml", keys=runs)
+        assert_parts(said, "preemption.command is set", "run no command")
         said = await call("init", file="a.yaml", keys=KEYS | {"trials": -1})
         assert_parts(said, "a.yaml:", "trials: -1 is out of range")
         assert_parts(await call("status", name="../x"), "'../x'", "path separator")
@@ -95,6 +98,7 @@ def test_agent_stays_in_its_directory(tmp_path: Path) -> None:
             {"name": "${HOME}"},
             {"storage.checkpoints": "s3://elsewhere/x"},
             {"storage": {"checkpoints": "s3://elsewhere/x"}},
+            {"preemption": {"command": "touch x"}},
             {" tracking": {"uri": "http://127.0.0.1:1"}},
         ):
             said = await call("resume", name="x", overrides=overrides)

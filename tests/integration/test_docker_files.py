@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -314,6 +315,20 @@ def test_pods_are_as_confined_as_the_stack(ray_cluster: Any) -> None:
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in pod["volumes"]}
         assert ("tracking" in mounted) is (group is head)
+
+
+def test_worker_pods_drain_their_node_before_they_end(ray_cluster: Any) -> None:
+    from ray.scripts.scripts import drain_node
+
+    (workers,) = ray_cluster["spec"]["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    *shell, command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    drain, _, pause = command.partition(" && ")
+    assert shell == ["sh", "-c"]
+    assert int(pause.removeprefix("sleep ")) < pod["terminationGracePeriodSeconds"]
+    words = shlex.split(drain)
+    assert words[:2] == ["ray", "drain-node"]
+    assert drain_node.make_context("drain-node", words[2:]).params["address"] is None
 
 
 def test_ray_cluster_runs_the_installed_version(ray_cluster: Any) -> None:

@@ -9,10 +9,11 @@ training (`trial_run.py`), recording, or any knowledge of ledgers and tracking.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from trainable.adapters.ray_ranks import exit_with_raylet
-from trainable.errors import RankLost
+from trainable.adapters.ray_ranks import exit_with_raylet, nodes_of_trial
+from trainable.errors import NodeLeaves, RankLost
 from trainable.process_start import without_collection
 from trainable.processes import trial_run
 from trainable.processes.attempt_process import AttemptProcess, template_command
@@ -41,6 +42,8 @@ class TuneTrial(tune.Trainable):
     - `threads`: the number of CPU threads.
     - `drain`, `stop`: files. When one exists, the trial saves and ends after its next step; it
       may be resumed after `drain`, and not after `stop`.
+    - `leaves`: what the name of a file begins with that ends with the id of a node. When one
+      exists for a node of the trial, `step` raises `NodeLeaves` after the trial has saved.
     - `halve_batch`: whether a trial that runs out of memory resumes with smaller micro-batches.
     - `report_buffer_seconds`: how long reports are collected before Tune receives them; 0 where a
       stopping rule decides after each one.
@@ -74,7 +77,9 @@ class TuneTrial(tune.Trainable):
         prepare_process()
         resources = self.trial_resources
         bundles = [{}] if resources is None else resources.bundles
-        self._config = config | {"bundles": bundles}
+        nodes = nodes_of_trial(len(bundles)) if "leaves" in config else set()
+        self._leaves = [config["leaves"] + node for node in nodes]
+        self._config = config | {"bundles": bundles, "leaves": self._leaves}
         self._lost: RankLost | None = None
         if self._process is None:
             self._process = AttemptProcess(self.template_command(), self.before_trial)
@@ -92,6 +97,10 @@ class TuneTrial(tune.Trainable):
         result = self._receive()
         if result.get(DONE):
             self._end_trial()
+        if result.get("ending") == trial_run.LEFT_NODE:
+            if self._others is not None:
+                self._others.close()
+            raise NodeLeaves(NodeLeaves.text)  # so that Tune places the trial again
         result[SHOULD_CHECKPOINT] = trial_run.POINTER in result
         result.pop(trial_run.POINTER, None)
         return result
@@ -156,6 +165,8 @@ class TuneTrial(tune.Trainable):
         """Reuse this actor for another trial."""
         self.cleanup()
         self.setup(new_config)
+        if any(map(os.path.exists, self._leaves)):
+            raise NodeLeaves(NodeLeaves.text)
         return True
 
     def cleanup(self) -> None:

@@ -15,7 +15,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -24,7 +24,7 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainable import rank_waits
-from trainable.errors import RankLost
+from trainable.errors import NodeLeaves, RankLost
 from trainable.processes.attempt_process import AttemptProcess, template_command
 from trainable.processes.rank_run import RankOrder
 from trainable.user_code.task_import import prepare_process
@@ -73,11 +73,14 @@ class OtherRanks:
         self._begun: dict[int, Any] = {}
         self._runs: dict[int, Any] = {}
         self._addresses: dict[int, str] = {}
+        self._leaves: Sequence[str] = ()
+        """Files; while one exists, a node of the trial is about to be taken away."""
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Have the actors that live begin a trial with the first rank; `prepare` follows."""
         self.leave()
         self._order, self._bundles = RankOrder.of(config), config["bundles"]
+        self._leaves = config.get("leaves", ())
         self._begun = {rank: self._prepare(rank) for rank in self._actors}
 
     def prepare(self) -> str:
@@ -181,11 +184,22 @@ class OtherRanks:
             ray.kill(self._actors.pop(rank))
 
     def _answer(self, rank: int, ref: Any) -> Any:
+        while not ray.wait([ref], timeout=_POLL_SECONDS)[0]:
+            if any(map(os.path.exists, self._leaves)):  # Ray starts no process there any more
+                raise RankLost(f"rank {rank} has not started: {NodeLeaves.text}")
         try:
             return ray.get(ref)
         except RayActorError as lost:
             self._end(rank)
             raise _loss(rank, lost) from lost
+
+
+def nodes_of_trial(ranks: int) -> set[str]:
+    """Return the ids of the nodes on which this actor and the other ranks of its trial run."""
+    nodes = {ray.get_runtime_context().get_node_id()}
+    if ranks > 1 and (group := get_current_placement_group()) is not None:
+        nodes |= {*ray.util.placement_group_table(group)["bundles_to_node_id"].values()}
+    return nodes
 
 
 def _address() -> str:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,6 +46,9 @@ DONE = "done"
 """The result key of whether the trial has ended, as Ray Tune has it."""
 POINTER = "pointer"
 """The result key of the newest checkpoint, where it is another one than before."""
+
+LEFT_NODE = "left_node"
+"""The result's `ending` of a trial that has saved because a node of it is to be taken away."""
 
 STEP, CLOSE = "step", "close"
 """What the actor sends: train to the next report, or end the run."""
@@ -147,6 +150,7 @@ class TrialRun:
         self._call, self._failed = call, failed
         self._gpu_share = gpu_share(config)
         self._drain, self._stop = config["drain"], config["stop"]
+        self._leaves: Sequence[str] = config.get("leaves", ())
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._pause_at_epoch: int | None = config.get("pause_at_epoch")
@@ -204,8 +208,9 @@ class TrialRun:
         if self._failure is not None:
             return result | {"ending": "failed", "failure": self._failure, DONE: True}
         if report is None:
-            stopped = os.path.exists(self._stop)
-            return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
+            endings = {self._stop: "stopped", self._drain: "interrupted"}
+            found = (ending for file, ending in endings.items() if os.path.exists(file))
+            return result | {"ending": next(found, LEFT_NODE), DONE: True}
         result |= self._report_dict(report)
         if report.checkpoint not in (None, self._checkpoint):
             result[POINTER] = report.checkpoint._asdict()
@@ -349,8 +354,8 @@ class TrialRun:
             self._call("leave")
 
     def _is_stop_requested(self) -> bool:
-        # Called after every step: the two checks take 1.4 µs, less than one call of pathlib.
-        return os.access(self._drain, os.F_OK) or os.access(self._stop, os.F_OK)
+        # Called after every step: a check takes 0.7 µs, less than one call of pathlib.
+        return any(os.access(one, os.F_OK) for one in (self._drain, self._stop, *self._leaves))
 
     def _next_reports(self, deadline: float) -> list[Any]:
         """Return the reports up to the deadline, at least one; the last is None at the end."""

@@ -28,6 +28,7 @@ _DRIVER = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the progress display prints
     # workers that Ray starts in advance are never used: trials have a runtime environment
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # a task that watches a node ends with the node
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a task's relative paths start at the user's directory
     # the recorder records; CSV, JSON and TensorBoard copies cost time and disk
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",

@@ -12,7 +12,7 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
@@ -176,6 +176,33 @@ def node_of_lost_actor(error: Exception | None) -> str | None:
     # The public state API needs the dashboard, which a cluster may lack.
     node: str | None = ray._private.state.actors(actor).get("Address", {}).get("NodeID")
     return node
+
+
+def draining_nodes() -> set[str]:
+    """Return the ids of the cluster's nodes that are about to be taken away."""
+    from ray._private.state import state
+
+    # The public state API needs the dashboard, which a cluster may lack.
+    return set(state.get_draining_nodes())
+
+
+def drain_node(node: str, address: str, reason: str) -> None:
+    """Tell a cluster's head that a node is about to be taken away.
+
+    Nothing starts there any more; the node ends once it is idle.
+    """
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated import autoscaler_pb2
+
+    protocol: Any = autoscaler_pb2  # Ray has no types for it
+    kind = protocol.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    # The command `ray drain-node` sends this request; there is no public function for it.
+    GcsClient(address=address).drain_node(node, kind, reason, 0)
+
+
+def is_head(node: Mapping[str, Any]) -> bool:
+    """Return whether a node is its cluster's head."""
+    return "node:__internal_head__" in node["Resources"]
 
 
 def refuses_token(error: BaseException) -> bool:

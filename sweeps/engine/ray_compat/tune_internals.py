@@ -6,7 +6,7 @@ What must not live here: what an event of a trial means (`run.tune_callbacks`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,11 @@ _RELEASED = (
 
 
 @contextmanager
-def patch_tune() -> Iterator[None]:
-    """Disable two costs of Tune, and correct four of its behaviours."""
+def patch_tune(leaving: Set[str] = frozenset()) -> Iterator[None]:
+    """Disable two costs of Tune, and correct five of its behaviours.
+
+    `leaving` has the ids of nodes that are about to be taken away, and may grow.
+    """
     from ray.air._internal import usage
     from ray.tune.execution import experiment_state
     from ray.tune.execution.tune_controller import TuneController
@@ -43,6 +46,12 @@ def patch_tune() -> Iterator[None]:
             take_warm_worker(controller, trial)
         )
 
+    def choose_trial(_: Any, wrapped: Any) -> Any:
+        controller = wrapped._tune_controller
+        if leaving:
+            _end_unstarted_workers(controller, leaving)
+        return _choose_trial(controller)
+
     with (
         # imports MLflow, for statistics that are off
         replaced(usage, "tag_callbacks", lambda _: False),
@@ -54,8 +63,9 @@ def patch_tune() -> Iterator[None]:
         # kills a worker that is starting when its trial could have a warm one
         # (so that few workers ever start where a trial takes less time than the start of one)
         replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),
-        # lets a trial with a starting worker have the warm one before a trial without any
-        replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),
+        # lets a trial with a starting worker have the warm one before a trial without any, and
+        # waits without end for a worker on a node on which Ray starts none any more
+        replaced(FIFOScheduler, "choose_trial_to_run", choose_trial),
         # reads a file that does not exist yet
         replaced(Trial, "get_pickled_error", _read_error),
     ):
@@ -100,9 +110,24 @@ def _may_take_warm_worker(controller: Any, trial: Any) -> bool:
     )
 
 
-def _choose_trial(_: Any, wrapped: Any) -> Any:
+def _end_unstarted_workers(controller: Any, leaving: Set[str]) -> None:
+    """Kill the workers that are placed on one of these nodes and have not started.
+
+    Tune then places their trials again.
+    """
+    import ray
+
+    workers = controller._actor_manager._live_actors_to_ray_actors_resources
+    for worker, (actor, resources) in list(workers.items()):
+        if worker in controller._started_actors:
+            continue
+        group = ray.util.placement_group_table(resources.placement_group)
+        if not leaving.isdisjoint(group["bundles_to_node_id"].values()):
+            ray.kill(actor)
+
+
+def _choose_trial(controller: Any) -> Any:
     """Return the oldest waiting trial, as Tune does; trials without a worker come first."""
-    controller = wrapped._tune_controller
     oldest = without = None
     left = len(controller._pending_trials)
     for trial in reversed(controller._trials):  # most trials have ended, and come first

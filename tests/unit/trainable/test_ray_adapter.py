@@ -18,12 +18,13 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from trainable.adapters import ray as ray_adapter
 from trainable.adapters.ray import TuneTrial
 from trainable.adapters.ray_ranks import OtherRanks
-from trainable.errors import RankLost
+from trainable.errors import NodeLeaves, RankLost
 from trainable.failures import as_error, as_note, failure_of
 from trainable.processes.rank_run import gpu_share
 from trainable.processes.trial_run import (
     CALL,
     CLOSE,
+    LEFT_NODE,
     LOST,
     POINTER,
     RESTART,
@@ -134,6 +135,23 @@ def test_rank_that_is_lost_while_it_prepares_keeps_what_ray_says(make: Any) -> N
     with pytest.raises(RankLost) as raised:
         trial.step()
     assert raised.value is first
+
+
+def test_trial_that_has_left_its_node_is_raised_for_tune(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray_adapter, "nodes_of_trial", lambda ranks: {"n" * ranks})
+    trial, process = make((RESULT, {"ending": LEFT_NODE, "done": True}))
+    trial._others = FakeRanks(RankLost(""))
+    with pytest.raises(NodeLeaves, match=NodeLeaves.text):
+        trial.step()
+    assert (trial._others.closed, process.is_running) == (True, False)
+    config = {"number": 4, "leaves": f"{tmp_path}/leaves-"}
+    assert trial.reset_config(config)
+    assert trial._config["leaves"] == [f"{tmp_path}/leaves-n"]
+    (tmp_path / "leaves-n").touch()
+    with pytest.raises(NodeLeaves):  # no worker of that node takes another trial
+        trial.reset_config(config)
 
 
 def test_run_continues_in_a_fresh_process_after_a_restart(make: Any) -> None:

@@ -21,7 +21,7 @@ from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.loop_context import Context
-from trainable.processes.trial_run import POINTER, TrialRun
+from trainable.processes.trial_run import LEFT_NODE, POINTER, TrialRun
 from trainable.store.local import LocalFiles
 from trainable.task import Data, Task
 
@@ -130,6 +130,7 @@ def _trial(
             "directory": str(directory),
             "drain": str(directory / "drain"),
             "stop": str(directory / "stop"),
+            "leaves": [str(directory / "leaves-a"), str(directory / "leaves-b")],
             "threads": 1,
             "halve_batch": False,
             **({} if beats_into is None else {"heartbeat": str(beats_into)}),
@@ -184,6 +185,21 @@ def test_set_aside_checkpoint_is_reported_once(tmp_path: Path) -> None:
     assert told.endswith(f"its manifest says {newest.sha256}; {sound.path.name} is used instead")
     assert "set_aside" not in results[1]
     assert (tmp_path / "trial.log").read_text().count(told) == 1
+
+
+def test_trial_saves_at_the_step_after_a_notice_of_any_of_its_nodes(tmp_path: Path) -> None:
+    first = _trial(tmp_path)
+    epoch = first.step()["step"]
+    (tmp_path / "leaves-b").touch()
+    assert first.step()["ending"] == LEFT_NODE
+    first.cleanup()
+    newest = CheckpointStore(tmp_path).newest()
+    assert newest is not None
+    assert newest.step == epoch + 1
+    (tmp_path / "drain").touch()  # the sweep stops: it is not placed again
+    second = _trial(tmp_path)
+    assert second.step()["ending"] == "interrupted"
+    second.cleanup()
 
 
 def test_early_failure_reports_its_device(tmp_path: Path) -> None:

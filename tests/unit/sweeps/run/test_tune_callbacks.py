@@ -26,6 +26,7 @@ from tests.memory_recorder import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.unsent_rows import Target
 from trainable.adapters.ray import OBJECTIVE, OBJECTIVES
+from trainable.errors import NodeLeaves
 
 _METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
 
@@ -193,6 +194,26 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     keeper.flush()
     assert ["node" in one for one in said] == [True] * 5 + [False] * 2
     assert all("rank 1" in one for one in said[5:])
+    assert sweep.ledger.trial(number).lost_workers == tuple(said)
+
+
+def test_moves_to_another_node_are_not_counted(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    number = sweep.add(None)
+    trial = _trial(number, get_pickled_error=lambda: RuntimeError(f"a: {NodeLeaves.text}"))
+    said: list[str] = []
+    view: Any = SimpleNamespace(
+        started=lambda *_: None, warned=lambda _, sentence: said.append(sentence)
+    )
+    keeper = sweep.handler(MemoryRecorder(), view)
+    for _ in range(5):
+        keeper.on_trial_start(0, [trial], trial)
+        keeper.on_trial_recover(0, [trial], trial)
+        keeper.on_trial_recover(0, [trial], trial)  # a worker that begins with no trial
+    keeper.flush()
+    assert not sweep.paths.stop(number).exists()
+    sentence = f"{NodeLeaves.text}: nothing was to save yet, and continues on another node"
+    assert said == [sentence] * 5
     assert sweep.ledger.trial(number).lost_workers == tuple(said)
 
 

@@ -60,6 +60,8 @@ CASES = {
     ),
     "50 key too long": HEAD.replace("task: digits", "task: {name: a, " + "k" * 246 + ": 1}"),
     "51 interval of zero": HEAD + "checkpoint: {every: 0 epochs}\n",
+    "52 notice": HEAD + "preemption: {command: '', every: soon, comand: x}\n",
+    "52 interval": HEAD + "preemption: {command: test -e x, every: 0.01}\n",
     "52 negative retries": HEAD + "failures: {max_retries: -2}\n",
     "55 grace of all epochs": HEAD + "early_stopping: {grace_epochs: 10}\n",
     "55 one epoch": HEAD + "early_stopping: {}\nbudget: {epochs: 1}\n",

@@ -51,6 +51,7 @@ VALID: dict[str, Any] = {
     "checkpoint": {"every": "1 epoch", "keep": 2},
     "tracking": {"uri": None},
     "failures": {"max_retries": 2},
+    "preemption": {"command": "test -e notice", "every": "2s"},
 }
 WORDS = [
     "lr",

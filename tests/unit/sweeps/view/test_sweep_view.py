@@ -103,7 +103,7 @@ def test_health_warnings_are_in_status_and_show(sweep: MadeSweep) -> None:
     ]
     shown = io.StringIO()
     Console(file=shown, width=200).print(*pages)
-    for part in ("2 of 5 trials", "health", "worker lost", "it ended"):
+    for part in ("2 of 5 trials", "health", "interrupted", "it ended"):
         assert part in shown.getvalue()
     assert [one.topic for one in find(sweep.view).sentences].count("health") == 3
 
