@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import numpy
+import torch
 from torch import Tensor
 
 from trainable.checkpoint import CheckpointStore
@@ -24,6 +25,7 @@ from trainable.ranks import Ranks
 from trainable.store.manifest import Pointer
 from trainable.store.metrics_file import History, Row
 from trainable.user_code.task_import import nearest
+from trainable.watch.diagnostics import GpuUse
 from trainable.watch.health import HealthMonitor
 
 _R = TypeVar("_R", bound="BaseRun")
@@ -108,6 +110,11 @@ class BaseRun(ABC):
         self._ranks = ranks
         self._health = HealthMonitor()
         self._health.load_history(earlier)
+        self._gpu = GpuUse(torch.device("cpu"))
+
+    def watch_gpu(self, device: torch.device, share: float) -> None:
+        """Measure from now on how a run with a share of a GPU uses it."""
+        self._gpu, self._health.gpu_share = GpuUse(device), share
 
     @property
     @abstractmethod

@@ -131,12 +131,16 @@ def open_trainer(
     )
     function = load_loop(config.task.name) if task is None else None
     if function is None:
-        return _open_task(config, opening, task, should_stop)
+        trainer = _open_task(config, opening, task, should_stop)
+        trainer.watch_gpu(target, memory_share)
+        return trainer
     check_loop(config, function)
     if not ranks.is_first:
         # has what is used of it: events(), close() and what each run has
         return CustomLoopRank(function, config, opening)  # type: ignore[return-value]
-    return CustomLoop(function, config, opening, should_stop)
+    loop = CustomLoop(function, config, opening, should_stop)
+    loop.watch_gpu(target, memory_share)
+    return loop
 
 
 def _open_task(

@@ -304,7 +304,7 @@ class CustomLoop(BaseRun):
             progress, math.nan if broken else value, config.modes[0]
         )
         self._health.sample(memory_in_use(self._device))
-        memory = memory_since_report(self._device)
+        memory = memory_since_report(self._device) | self._gpu.read()
         numbers = dict.fromkeys(("epoch", config.budget.report_word), float(progress.epoch))
         of_row = memory | metrics | numbers
         of_row |= best_metrics(config.metrics, progress, metrics, is_best=is_best)

@@ -37,7 +37,7 @@ _LONGEST_VALUE = 10_000
 _RESERVED = re.compile(
     r"epoch|report|num_(skipped_steps|averaged_weights)"
     r"|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds|device_seconds)"
-    r"|(best|grad_norm|memory|param|num_infinite)/.*"
+    r"|(best|gpu|grad_norm|memory|param|num_infinite)/.*"
 )
 _LOGS: dict[int, Log] = {}
 """The log of each task in training, by the task's id. The attributes of a task belong to the user,

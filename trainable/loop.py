@@ -180,7 +180,7 @@ class Trainer(BaseRun):
                     if self._maybe_save(end_of_epoch=ended):
                         return
                     ended = self._train_one()
-                found = self._metrics_since_report()
+                found = self._metrics_since_report() | self._gpu.read()
                 found |= self._evaluate() | memory_since_report(self._step.device)
                 found = self._metrics_of_ranks(found)
                 value = self._value_of_metric(found)
@@ -350,6 +350,7 @@ class Trainer(BaseRun):
         progress.since_report += 1
         progress.samples += size
         self._throughput.count(size)
+        self._gpu.sample()
         if progress.window % self._sample_memory_every == 0:
             self._health.sample(memory_in_use(self._step.device))
         if outcome.taken:

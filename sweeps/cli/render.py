@@ -291,7 +291,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
     if found["from_priors"]:
         table.add_row(Text("drawn", style="bold"), Text("around the priors"))
-    for key, text in {**_exemption(found), **_times(found)}.items():
+    gpu = {key: f"{value:.0f} (median)" for key, value in (found["gpu_use"] or {}).items()}
+    for key, text in {**_exemption(found), **_times(found), **gpu}.items():
         table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_value(value))

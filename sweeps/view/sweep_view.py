@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from sweeps.errors import NO_SUCCESS, LedgerError, RevisionError, SpecError, UserError
@@ -52,6 +53,7 @@ from sweeps.view.outcome import (
 from tracking.notifications import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.trusted_stores import StoreUntrusted
+from trainable.store.metrics_file import CurveDamaged, read_rows
 from trainable.store.notes import latest_tested
 
 _REQUESTS = 16
@@ -420,6 +422,7 @@ class SweepView:
             "workers": workers if workers > 1 else None,
             "cpu_seconds": record.cpu_seconds,
             "gpu_seconds": record.gpu_seconds,
+            "gpu_use": _gpu_use(self.paths.trial(number)) if record.gpu_seconds else None,
             "health": [*(record.signals or ())],
             "lost_workers": [*record.lost_workers],
             "failed_attempts": [one._asdict() for one in record.failed_attempts],
@@ -482,6 +485,19 @@ def feasibility(record: TrialSummary) -> dict[str, Any]:
         "feasible": record.feasible,
         "violations": record.limits.missed(record.judged) if record.judged else {},
     }
+
+
+def _gpu_use(directory: Path) -> dict[str, float] | None:
+    """Return the medians of what a trial's reports say of its GPU; None if they say nothing."""
+    try:
+        rows = read_rows(directory)
+    except CurveDamaged:  # `sweep doctor` says so
+        return None
+    found = {}
+    for metric in ("gpu/utilization_percent", "gpu/memory_percent"):
+        if values := [row.metrics[metric] for row in rows if metric in row.metrics]:
+            found[metric] = median(values)
+    return found or None
 
 
 def _iso(time: datetime | None) -> str | None:

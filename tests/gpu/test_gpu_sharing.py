@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from trainable.data import TensorSource
 from trainable.loop import Trainer
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
 from trainable.task import Data, Task
+from trainable.watch.diagnostics import GpuUse, memory_of_process, open_gpu
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device(os.environ.get("GPU_TESTS_DEVICE", "cuda:0"))
@@ -97,10 +99,27 @@ def test_insufficient_memory_is_reported_and_freed():
 def test_driver_reports_process_memory_or_nothing():
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py: pip install nvidia-ml-py")
     torch.ones(MIB, device=DEVICE)
-    used = memory_probe._used_by_this_process(DEVICE)
-    if used is None:
+    gpu = open_gpu(DEVICE)
+    if gpu is None or (used := memory_of_process(gpu)) is None:
         pytest.skip("the driver does not tell it here, as in most containers")
     assert torch.cuda.memory_reserved(DEVICE) < used < _total()
+
+
+def test_use_of_gpu_is_measured_without_waiting_for_it(monkeypatch):
+    use = GpuUse(DEVICE)
+    if open_gpu(DEVICE) is None:
+        pytest.skip("NVML does not know this device, as for a part of a GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("it waits"))
+    factors = torch.ones(8192, 8192, device=DEVICE)
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        factors = factors @ factors / 8192
+        float(factors[0, 0])
+        use.sample()
+    found = use.read()
+    assert 30 < found["gpu/utilization_percent"] <= 100
+    if "gpu/memory_percent" in found:  # not in most containers
+        assert 100 * factors.nbytes / _total() < found["gpu/memory_percent"] < 100
 
 
 def test_samples_stay_on_host_when_gpu_share_is_small(tmp_path):

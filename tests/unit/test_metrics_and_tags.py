@@ -23,6 +23,7 @@ PAGE = (ROOT / "docs/reference/metrics-and-tags.md").read_text(encoding="utf-8")
 METRICS, TAGS = PAGE.split("\n## Tags", 1)
 ELSEWHERE = {
     *("memory/gpu_mb", "num_skipped_steps", "param/<key>", "report", "test/<name>"),
+    *("gpu/utilization_percent", "gpu/memory_percent"),
     *("confirm/mean", "confirm/p_best", "confirm/optimism", "confirm/num_seeds"),
 }
 """Metrics that need a GPU, fp16, a population, a budget in steps, or a test."""

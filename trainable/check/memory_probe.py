@@ -6,7 +6,6 @@ What must not live here: what follows from it for trials that share a GPU
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +17,7 @@ from trainable.errors import OutOfMemory
 from trainable.loop import Trainer
 from trainable.memory import CONTEXT_BYTES, release_memory
 from trainable.precision import find_device
+from trainable.watch.diagnostics import memory_of_process, open_gpu
 
 
 def measure_step(config: TrialConfig, device: torch.device | None = None) -> dict[str, int | str]:
@@ -68,33 +68,9 @@ def run_two_steps(config: TrialConfig, device: torch.device) -> None:
 def _outside(device: torch.device) -> int:
     """Return the bytes that this process takes of a CUDA device besides torch's allocator."""
     reserved = torch.cuda.memory_reserved(device)
-    used = _used_by_this_process(device)
-    if used is not None:
+    gpu = open_gpu(device)
+    if gpu is not None and (used := memory_of_process(gpu)) is not None:
         return max(0, used - reserved)
     # Without NVML, all memory outside this process' allocator is an upper bound.
     free, total = torch.cuda.mem_get_info(device)
     return min(max(0, total - free - reserved), CONTEXT_BYTES)
-
-
-def _used_by_this_process(device: torch.device) -> int | None:
-    """Return the device memory of this process as NVML reports it.
-
-    None without a driver, and in a container with its own process numbers.
-    """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                return int(process.usedGpuMemory)
-    except pynvml.NVMLError:
-        pass  # a MIG device, or a driver without this information
-    finally:
-        pynvml.nvmlShutdown()
-    return None

@@ -1,4 +1,4 @@
-"""Measure a run: gradient norms by layer, throughput, memory, time on the device.
+"""Measure a run: gradient norms by layer, throughput, memory, time on the device, use of a GPU.
 
 What must not live here: anything that changes the training.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +24,8 @@ MEASURED = frozenset(
         "train/device_seconds",
         "memory/process_mb",
         "memory/gpu_mb",
+        "gpu/utilization_percent",
+        "gpu/memory_percent",
     }
 )
 """Metrics that a clock or the operating system measures. They differ between any two runs and are
@@ -138,6 +143,78 @@ class DeviceTime:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # device synchronisation, on request
         return self._clock()
+
+
+class GpuUse:
+    """Sample how busy a GPU is, and how much of its memory this process has.
+
+    It asks the driver (NVML), not the device: no step waits for it. NVML counts the time in which
+    a kernel of any process ran. A part of a GPU (MIG) has no such count: nothing is measured.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gpu, self._clock, self._last = open_gpu(device), clock, -math.inf
+        self._busy: list[float] = []
+
+    def sample(self) -> None:
+        """Ask how busy the GPU has been, at most once a second."""
+        if self._gpu is None or self._clock() - self._last < _GPU_SECONDS:
+            return
+        import pynvml
+
+        self._last = self._clock()
+        try:
+            self._busy.append(float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu))
+        except pynvml.NVMLError:
+            self._gpu = None
+
+    def read(self) -> dict[str, float]:
+        """Return the mean since the last reading, and the memory now, in percent of the GPU."""
+        self.sample()
+        busy, self._busy = self._busy, []
+        if self._gpu is None:
+            return {}
+        found = {"gpu/utilization_percent": fmean(busy)} if busy else {}
+        import pynvml
+
+        total = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).total
+        if (used := memory_of_process(self._gpu)) is not None:
+            found["gpu/memory_percent"] = 100 * used / total
+        return found
+
+
+_GPU_SECONDS = 1.0
+"""NVML's own count spans up to a second."""
+
+
+def open_gpu(device: torch.device) -> Any | None:
+    """Return NVML's handle of a CUDA device; None without a driver, and for a part of a GPU."""
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return None
+
+
+def memory_of_process(gpu: Any) -> int | None:
+    """Return the bytes of a GPU that this process has, by its handle of NVML.
+
+    None in a container with its own process numbers, and with a driver that does not say it.
+    """
+    import pynvml
+
+    try:
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu):
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+    except pynvml.NVMLError:
+        pass
+    return None
 
 
 def _layer(model: nn.Module, name: str | None) -> str:

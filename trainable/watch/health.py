@@ -160,6 +160,46 @@ def device_under_used(percentages: Sequence[float]) -> Signal | None:
     )
 
 
+def gpu_under_used(
+    busy: Sequence[float], memory: Sequence[float], share: float = 1.0
+) -> Signal | None:
+    """Warn when a GPU is busy for less than half the time, and say which share would fill it.
+
+    `busy` has the percentages of time of each report, at least 3, and `memory` those of the GPU's
+    memory that one process has; `share` is the share of the GPU that it asked for.
+    """
+    if len(busy) < 3 or (usual := statistics.median(busy)) >= 50:
+        return None
+    together = max(1, round(1 / share))
+    more = int(together * _FILLED / max(usual, 1.0))
+    if memory:
+        more = min(more, int(_FILLED / max(*memory, 1.0)))
+    said = f"GPU utilisation {usual:.0f} % in the median"
+    if more <= together:
+        return Signal("gpu_under_used", f"{said}: raise loader.num_workers or batch_size")
+    part = math.floor(100 / more) / 100
+    return Signal(
+        "gpu_under_used",
+        f"{said}: resources: {{gpu: {part:g}}} would train {more} trials on it at a time",
+    )
+
+
+_FILLED = 90.0
+"""The percentage of a GPU's time, or memory, that trials together may take by the advice."""
+
+
+def gpu_share_exceeded(memory: Sequence[float], share: float = 1.0) -> Signal | None:
+    """Warn when a process has more of a GPU's memory (in percent) than its share below 1."""
+    if share >= 1 or not memory or (most := max(memory)) <= 100 * share:
+        return None
+    return Signal(
+        "gpu_share_exceeded",
+        f"it has {most:.0f} % of the GPU's memory, and its share is {100 * share:.0f} %, so that "
+        f"another trial may run out of memory: write resources: {{gpu: {math.ceil(most) / 100:g}}}"
+        ", or lower batch_size",
+    )
+
+
 def memory_growing(sizes: Sequence[float], what: str = "memory") -> Signal | None:
     """Warn when memory (MiB) grows in most samples and by a tenth in all."""
     settled = sizes[len(sizes) // 4 :]  # in the first quarter caches fill and kernels load
@@ -207,6 +247,10 @@ class HealthMonitor:
         self._val: deque[float] = deque(maxlen=50)
         self._rate: deque[float] = deque(maxlen=50)
         self._busy: deque[float] = deque(maxlen=50)
+        self._gpu_busy: deque[float] = deque(maxlen=50)
+        self._gpu_memory: deque[float] = deque(maxlen=50)
+        self.gpu_share = 1.0
+        """The share of a GPU that the run asked for."""
         self._memory: dict[str, deque[float]] = {}
         self._applied: deque[float] = deque(maxlen=LATEST)
         self._scheduled: deque[float] = deque(maxlen=LATEST)
@@ -241,6 +285,10 @@ class HealthMonitor:
             self._rate.append(metrics["train/samples_per_second"])
         if metrics.get("train/seconds", 0) > 0 and "train/device_seconds" in metrics:
             self._busy.append(100 * metrics["train/device_seconds"] / metrics["train/seconds"])
+        if "gpu/utilization_percent" in metrics:
+            self._gpu_busy.append(metrics["gpu/utilization_percent"])
+        if "gpu/memory_percent" in metrics:
+            self._gpu_memory.append(metrics["gpu/memory_percent"])
         if "report" in metrics:
             self._word = "report"
         if "val/loss" in metrics:
@@ -263,6 +311,8 @@ class HealthMonitor:
             lr_stuck(list(self._scheduled), list(self._applied)),
             throughput_dropping(list(self._rate)),
             device_under_used(list(self._busy)),
+            gpu_under_used(self._gpu_busy, self._gpu_memory, self.gpu_share),
+            gpu_share_exceeded(self._gpu_memory, self.gpu_share),
             *(memory_growing(list(sizes), name) for name, sizes in self._memory.items()),
         )
         return [signal for signal in found if signal is not None]

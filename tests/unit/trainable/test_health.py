@@ -97,6 +97,38 @@ def test_sick_histories_are_described_in_a_sentence(look, history, sentence):
     assert "\n" not in signal.sentence
 
 
+@pytest.mark.parametrize(
+    ("busy", "memory", "share", "advice"),
+    [
+        ([22, 10, 22, 90], [20.0], 1.0, "resources: {gpu: 0.25} would train 4 trials"),
+        ([22, 10, 22, 90], [], 1.0, "resources: {gpu: 0.25} would train 4 trials"),
+        ([22, 22, 22], [40.0], 1.0, "resources: {gpu: 0.5} would train 2 trials"),
+        ([30, 30, 30], [12.0], 0.5, "resources: {gpu: 0.16} would train 6 trials"),
+        ([0, 0, 0], [13.0], 1.0, "resources: {gpu: 0.16} would train 6 trials"),
+        ([22, 22, 22], [60.0], 1.0, "raise loader.num_workers or batch_size"),
+        ([48, 48, 48], [1.0], 0.25, "resources: {gpu: 0.14} would train 7 trials"),
+    ],
+)
+def test_under_used_gpu_has_the_share_that_packs(busy, memory, share, advice):
+    signal = health.gpu_under_used(busy, memory, share)
+    assert signal.name == "gpu_under_used"
+    assert f"in the median: {advice}" in signal.sentence
+
+
+@pytest.mark.parametrize("busy", [[], [10, 10], [10, 51, 51], [100] * 9])
+def test_gpu_in_use_has_no_signal(busy):
+    assert health.gpu_under_used(busy, [10.0]) is None
+
+
+def test_process_that_exceeds_its_share_of_a_gpu_is_named():
+    assert health.gpu_share_exceeded([90.0], 1.0) is None
+    assert health.gpu_share_exceeded([], 0.25) is None
+    assert health.gpu_share_exceeded([20.0, 25.0], 0.25) is None
+    signal = health.gpu_share_exceeded([20.0, 31.4, 30.0], 0.25)
+    for part in ("31 % of the GPU's memory", "its share is 25 %", "{gpu: 0.32}"):
+        assert part in signal.sentence
+
+
 def test_loss_whose_noise_hides_a_fall_is_no_plateau():
     """A fall from 0.29 to 0.25 with a standard error of 0.035: neither flat nor surely falling."""
     noisy = [level + side for level in (0.29, 0.25) for side in (0.25, -0.25) * 50]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,28 @@ def test_show_tells_training_from_waiting(sweep: MadeSweep) -> None:
         "ended": "2026-11-26 12:05:00",
         "duration": "1m 12s of training, 2h 05m from start to end",
     }
+
+
+def test_show_has_the_medians_of_what_a_trial_did_with_its_gpu(sweep: MadeSweep) -> None:
+    sweep.ledger.trial_resources = lambda _: (1.0, 0.25)
+    number = sweep.add(None, 0.5)
+    sweep.ledger.start(number)
+    sweep.ledger.finish(number, "complete", seconds=72.0)
+    assert sweep.view.details(number)["gpu_use"] is None
+    rows = [
+        {"step": step, "time": step, "metrics": {"gpu/utilization_percent": busy}}
+        for step, busy in ((1, 20.0), (2, 90.0), (3, 22.4))
+    ]
+    file = sweep.paths.trial(number) / "metrics.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = sweep.view.details(number)
+    assert found["gpu_use"] == {"gpu/utilization_percent": 22.4}
+    text = io.StringIO()
+    Console(file=text, width=200).print(render.trial(found, sweep.spec))
+    assert re.search(r"gpu/utilization_percent +22 \(median\)", text.getvalue())
+    file.write_text("no row\n")
+    assert sweep.view.details(number)["gpu_use"] is None
 
 
 def test_stopped_sweep_says_why_and_what_to_change(sweep: MadeSweep) -> None:
