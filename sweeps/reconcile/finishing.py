@@ -266,8 +266,8 @@ def _fault_of_length(
         return (
             f"trial {number} is complete, and no checkpoint of it is one of a longer run: its "
             f"schedule {was.train.schedule.name} depends on the length of the run from the start, "
-            "or its warmup or average starts at a fraction of it; use wsd or constant, with the "
-            f"warmup in steps, or train its values again: {paths.command('confirm')}"
+            "or its warmup or average starts at a fraction of it; start a new sweep with the "
+            "longer budget, and with wsd or constant and the warmup in steps"
         )
     check_owner(trial_files(paths, spec, number).address(""))
     return None

@@ -611,7 +611,7 @@ class RepeatsConfig(Section):
     def fold_of(self, seed: int) -> dict[str, int]:
         """Return the task's arguments for the fold of the `seed`-th training; without folds none.
 
-        Seeds beyond the folds, such as those of `sweep confirm`, begin with the first fold again.
+        Seeds beyond the folds, such as those of extra trials, begin with the first fold again.
         """
         return {} if self.folds is None else {"fold": seed % self.folds, "folds": self.folds}
 
