@@ -43,6 +43,12 @@ def format_parameter(params: Mapping[str, Any], key: str) -> str:
     return format_value(params[key]) if key in params else "-"
 
 
+def counted(count: float, thing: str) -> str:
+    """Format a number of things: `1 trial`, `1,200 trials`; a fraction is rounded."""
+    shown = f"{count:,.0f}"
+    return f"{shown} {thing}{'' if shown == '1' else 's'}"
+
+
 def listed(words: Sequence[str]) -> str:
     """Join words as in a sentence: `a, b and c`."""
     *first, last = words or ("",)

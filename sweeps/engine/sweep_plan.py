@@ -13,6 +13,7 @@ from typing import Any
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskFacts
 from sweeps.formatting import (
+    counted,
     format_bytes,
     format_device_hours,
     format_duration,
@@ -140,8 +141,8 @@ class SweepPlan:
         found = [
             (
                 "trials",
-                f"{self.trials:,} of {_counted(self.epochs, self.report_word)} each: at most "
-                f"{_counted(self.max_epochs, self.report_word)}",
+                f"{self.trials:,} of {counted(self.epochs, self.report_word)} each: at most "
+                f"{counted(self.max_epochs, self.report_word)}",
             ),
             ("stopping", self._stopping()),
         ]
@@ -150,7 +151,7 @@ class SweepPlan:
             does = "may end a trial earlier"
             if self.patience > self.epochs - 2:
                 does = (
-                    f"ends no trial earlier: it has only {_counted(self.epochs, self.report_word)}"
+                    f"ends no trial earlier: it has only {counted(self.epochs, self.report_word)}"
                 )
             found.append(("", f"patience {self.patience} {does}"))
         if self.steps_per_epoch:
@@ -177,8 +178,8 @@ class SweepPlan:
             found.append(
                 (
                     "disk",
-                    f"about {format_bytes(self.disk_bytes)}: {_counted(self.trials, 'trial')} x "
-                    f"{_counted(self.checkpoints_kept, 'checkpoint')} of "
+                    f"about {format_bytes(self.disk_bytes)}: {counted(self.trials, 'trial')} x "
+                    f"{counted(self.checkpoints_kept, 'checkpoint')} of "
                     f"{format_bytes(self.checkpoint_bytes)}",
                 )
             )
@@ -197,9 +198,7 @@ class SweepPlan:
 
     def in_one_line(self) -> str:
         """Return the plan in a short line."""
-        found = (
-            f"plan: {_counted(self.trials, 'trial')} x {_counted(self.epochs, self.report_word)}"
-        )
+        found = f"plan: {counted(self.trials, 'trial')} x {counted(self.epochs, self.report_word)}"
         if round(self.expected_epochs) < self.max_epochs:
             found += f", about {self.expected_epochs:,.0f} of {self.max_epochs:,}"
         if self.seconds is not None:
@@ -215,7 +214,7 @@ class SweepPlan:
         if self.machine_memory_bytes is not None and needed > self.machine_memory_bytes:
             fitting = max(1, self.machine_memory_bytes * self.trials_at_once // needed)
             found.append(
-                f"{_counted(self.trials_at_once, 'trial')} at a time need about "
+                f"{counted(self.trials_at_once, 'trial')} at a time need about "
                 f"{format_bytes(needed)} of memory, and the machine has "
                 f"{format_bytes(self.machine_memory_bytes)}: trials would be killed; write "
                 f"concurrency: {fitting}"
@@ -238,7 +237,7 @@ class SweepPlan:
             if found.least_epochs < found.most_epochs
             else ""
         )
-        return f"{at}: about {found.epochs:,.0f} {self.report_word}s (simulated{spread})"
+        return f"{at}: about {counted(found.epochs, self.report_word)} (simulated{spread})"
 
     @property
     def _each_report(self) -> str:
@@ -247,7 +246,7 @@ class SweepPlan:
     def _time(self) -> str:
         if self.epoch_seconds is None:
             return "unknown: no step was measured"
-        at_once = _counted(self.trials_at_once, "trial")
+        at_once = counted(self.trials_at_once, "trial")
         return (
             f"{self._duration()}: {self.epoch_seconds:.3g} s {self._each_report}, "
             f"{at_once} at a time (estimate)"
@@ -292,12 +291,16 @@ def make_plan(
         epochs=epochs,
         trials=spec.num_trials,
         at_once=resources.concurrency,
-        start=start_seconds / epoch_seconds if epoch_seconds else 0.0,
         patience=spec.early_stopping.patience,
         seeds=spec.repeats.seeds,
         exempt=spec.early_stopping.exempt,
     )
+    # By the spec alone: a simulation of measured times would expect other epochs each time.
     simulation = simulate(rule, shape)
+    seconds = None
+    if epoch_seconds is not None:
+        starting = simulation.starts / min(resources.concurrency, trials) * start_seconds
+        seconds = simulation.length * epoch_seconds + starting
     kept = spec.checkpoint.keep + 1  # and the best
     if spec.checkpoint.every.unit == spec.budget.report_word:
         kept = min(kept, epochs)
@@ -316,7 +319,7 @@ def make_plan(
         gpu=resources.trial_gpus,
         epoch_seconds=epoch_seconds,
         start_seconds=start_seconds,
-        seconds=None if epoch_seconds is None else simulation.length * epoch_seconds,
+        seconds=seconds,
         stop_hours=spec.stop.hours,
         trial_memory_bytes=_times(facts.process_bytes, resources.workers),
         trial_gpu_bytes=facts.gpu_bytes,
@@ -340,10 +343,6 @@ def make_plan(
 
 def _times(size: int | None, workers: int) -> int | None:
     return None if size is None else size * workers
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def _listed(rungs: tuple[int, ...], word: str) -> str:

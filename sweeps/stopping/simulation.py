@@ -40,7 +40,8 @@ class SimulatedSweep:
         epochs: Reports of all trials.
         least_epochs: Those of the shortest repeat.
         most_epochs: Those of the longest repeat.
-        length: From the first start to the last end, in epochs.
+        length: From the first start to the last end, in epochs, if a start takes no time.
+        starts: How often a training starts or is promoted.
         complete: How many trials train to the end.
         trials: How many trials were simulated in each repeat.
         repeats: 0 if nothing stops a trial, so that nothing was simulated but the length.
@@ -50,6 +51,7 @@ class SimulatedSweep:
     least_epochs: float
     most_epochs: float
     length: float
+    starts: float
     complete: float
     trials: int
     repeats: int
@@ -63,7 +65,6 @@ class SweepShape:
         epochs: Reports of a full training.
         trials: Configurations.
         at_once: Trainings that run at once.
-        start: How long the start of a training takes, in epochs.
         patience: After so many reports without a new best a training ends; None: never.
         seeds: Trainings of each configuration.
         exempt: The share of the trials that the rule does not stop.
@@ -72,7 +73,6 @@ class SweepShape:
     epochs: int
     trials: int
     at_once: int
-    start: float = 0.0
     patience: int | None = None
     seeds: int = 1
     exempt: float = 0.0
@@ -100,13 +100,14 @@ def simulate(rule: StoppingRule, shape: SweepShape) -> SimulatedSweep:
     smaller = replace(shape, trials=simulated, at_once=workers, patience=few)
     found = [_Simulation(rule, reads, smaller, repeat).run() for repeat in range(repeats)]
     larger = trials / simulated
-    totals = [total * larger for total, _, _ in found]
+    totals = [total * larger for total, _, _, _ in found]
     return SimulatedSweep(
         epochs=mean(totals),
         least_epochs=min(totals),
         most_epochs=max(totals),
-        length=mean(length for _, length, _ in found) * larger * workers / at_once,
-        complete=mean(complete for _, _, complete in found) * larger,
+        length=mean(length for _, length, _, _ in found) * larger * workers / at_once,
+        starts=mean(starts for _, _, starts, _ in found) * larger,
+        complete=mean(complete for _, _, _, complete in found) * larger,
         trials=simulated,
         repeats=repeats if stops else 0,
     )
@@ -185,6 +186,7 @@ class _Simulation:
         self._trials: list[_Trial] = []
         self._further: list[_Trial] = []  # seeds after the first, numbered after all trials
         self._num_further = 0  # how many of them have started
+        self._num_starts = 0
         self._unfinished: set[int] = set()
         self._complete: set[int] = set()
         self._live: set[int] = set()
@@ -194,8 +196,8 @@ class _Simulation:
         self._stopper = rule.make_stopper(epochs=last, minimize=True)
         self._pausing = _pausing(rule, last, shape.trials)
 
-    def run(self) -> tuple[int, float, int]:
-        """Return the epochs of all trials, the time of the last end, and the complete trials."""
+    def run(self) -> tuple[int, float, int, int]:
+        """Return the epochs of all trials, the time of the last end, starts, complete trials."""
         now = 0.0
         self._fill(now)
         while self._events:
@@ -207,7 +209,7 @@ class _Simulation:
                 self._fill(now)
         trained = [*self._trials, *self._further]
         complete = sum(trial.epoch == self._reads[-1] for trial in trained)
-        return sum(trial.epoch for trial in trained), now, complete
+        return sum(trial.epoch for trial in trained), now, self._num_starts, complete
 
     def _fill(self, now: float) -> None:
         """Give each free worker a trial: a further seed, a promoted one, or else a new one."""
@@ -216,7 +218,8 @@ class _Simulation:
             if number is None:
                 return
             self._live.add(number)
-            self._schedule(number, now + self._shape.start)
+            self._num_starts += 1
+            self._schedule(number, now)
 
     def _next_trial(self) -> int | None:
         if self._num_further < len(self._further):

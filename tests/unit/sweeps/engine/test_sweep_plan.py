@@ -48,6 +48,15 @@ def _plan(
     return make_plan(spec, resources, TaskFacts(**(FACTS | facts)), memory=memory)
 
 
+def test_expected_epochs_do_not_follow_from_measured_times() -> None:
+    """`sweep check` and `sweep run` measure apart, and say the same number."""
+    plans = [
+        _plan(ASHA, step_seconds=seconds, build_seconds=10 * seconds) for seconds in (1e-4, 2)
+    ]
+    assert plans[0].simulation == plans[1].simulation
+    assert plans[0].expected_epochs == plans[1].expected_epochs
+
+
 def test_hours_are_those_of_the_expected_epochs() -> None:
     plan = _plan(ASHA)
     assert (plan.rungs, plan.max_epochs) == ((1, 3), 240)

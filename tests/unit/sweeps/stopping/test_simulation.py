@@ -22,7 +22,7 @@ def _rule(scheduler: str, **parameters: Any) -> StoppingRule:
 
 
 def _simulated(scheduler: str, epochs: int = 9, trials: int = 27, **more: Any) -> SimulatedSweep:
-    options = {key: more.pop(key) for key in ("at_once", "start", "patience") if key in more}
+    options = {key: more.pop(key) for key in ("at_once", "patience") if key in more}
     rule = _rule(scheduler, **more)
     return simulate(rule, SweepShape(epochs=epochs, trials=trials, **({"at_once": 1} | options)))
 
@@ -73,7 +73,8 @@ def test_sweep_lasts_as_long_as_its_workers_need() -> None:
     assert alone.length == pytest.approx(360, rel=0.05)
     assert _simulated("none", trials=40, at_once=4).length == pytest.approx(90, rel=0.1)
     assert _simulated("none", trials=40, at_once=100).length == pytest.approx(9, rel=0.1)
-    assert _simulated("none", trials=40, start=2).length == pytest.approx(360 + 80, rel=0.05)
+    assert alone.starts == 40
+    assert _simulated("asha_promote", trials=40).starts > 40
 
 
 def test_large_sweep_is_scaled_up() -> None:
