@@ -137,10 +137,11 @@ class HalvingStopper(_RungStopper):
         equal = loss == cutoff
         if equal and goes_on_among_equals(len(losses), self._reduction):
             return None
-        sign = {(True, True): "<", (True, False): "<=", (False, True): ">", (False, False): ">="}
-        needed = format_needed(sign[self._sign > 0, equal], self._sign * cutoff)
+        words = ("below", "at most") if self._sign > 0 else ("above", "at least")
+        needed = format_needed(words[not equal], self._sign * cutoff)
         which = f" (of equal trials 1 in {self._reduction} continues)" if equal else ""
-        return f"needed {needed}{which}, rank {rank} of {len(losses)}"
+        best = f"the best 1/{self._reduction} so far"
+        return f"needed {needed} to be in {best}{which}, rank {rank} of {len(losses)}"
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float:
@@ -231,7 +232,8 @@ class FrontStopper(_RungStopper):
             or goes_on_among_equals(num_seen, self._reduction)
         ):
             return None
-        needed = f"needed rank <= {most}, rank {better + 1} of {num_seen}"
+        needed = f"needed rank {most}{' or better' * (most > 1)}"
+        needed += f" to be in the best 1/{self._reduction} so far, rank {better + 1} of {num_seen}"
         if equal:
             return f"{needed} (of equal trials 1 in {self._reduction} continues)"
         if by_volume:

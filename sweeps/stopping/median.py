@@ -96,10 +96,10 @@ class Medians:
         middle = median(others)
         if best is not None and (best <= middle if self._minimize else best >= middle):
             return None
-        sign = "<=" if self._minimize else ">="
+        words = "at most" if self._minimize else "at least"
         is_infeasible = best is not None and abs(best) >= INFEASIBLE_LOSS
         mine = "" if is_infeasible else f"best {format_number(best)}, "
-        needed = format_needed(sign, middle)
+        needed = format_needed(words, middle)
         return f"{mine}needed {needed}, the median of {len(others)} others"
 
     def _record(self, number: int, epoch: int, value: float) -> None:

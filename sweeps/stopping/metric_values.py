@@ -58,7 +58,7 @@ _LIKE_A_METRIC = 1e200
 
 
 def format_needed(sign: str, value: float) -> str:
-    """Return what a trial needed to continue: `<= 0.5`."""
+    """Return what a trial needed to continue: `at most 0.5`."""
     is_metric = abs(value) < _LIKE_A_METRIC
     return f"{sign} {format_number(value)}" if is_metric else "a smaller violation"
 
@@ -66,7 +66,7 @@ def format_needed(sign: str, value: float) -> str:
 def stop_reason(
     rule: str, when: str, metrics: Sequence[str], values: Sequence[float], why: str
 ) -> str:
-    """Return why a trial stopped: `asha at epoch 3: val/loss 0.9, needed <= 0.5`.
+    """Return why a trial stopped: `asha at epoch 3: val/loss 0.9, needed at most 0.5`.
 
     A rule of one metric receives the first of several values.
     """

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sweeps.formatting import format_number
+from sweeps.formatting import counted, format_number
 
 BY_PATIENCE = "patience"
 """How the reason of such an end begins, and the tag `stopped_by` of its run."""
@@ -47,5 +47,5 @@ class Patience(NamedTuple):
             return None
         return (
             f"{BY_PATIENCE} at {self.word} {max(reports)}: {metric} not better than "
-            f"{format_number(reports[best])} of {self.word} {best} in {since} {self.word}s"
+            f"{format_number(reports[best])} of {self.word} {best} in {counted(since, self.word)}"
         )

@@ -31,7 +31,7 @@ class TrialStopper(Protocol):
     def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues.
 
-        The reason follows the report's value in a sentence: "needed <= 0.5, rank 9 of 12".
+        The reason follows the report's value in a sentence: "needed at most 0.5, rank 9 of 12".
 
         Args:
             number: The trial's number.

@@ -162,7 +162,9 @@ def test_mlflow_status_matches_each_trial(
             assert run.data.tags["stopped_by"] == "asha"
             assert trial["reason"] == run.data.tags["reason"]
             assert re.fullmatch(
-                r"asha at epoch \d: val/loss \S+, needed <= \S+, rank \d+ of \d+", trial["reason"]
+                r"asha at epoch \d: val/loss \S+, needed at most \S+ to be in the best 1/\d "
+                r"so far, rank \d+ of \d+",
+                trial["reason"],
             )
         assert run.info.status == "FINISHED"
         assert run.data.tags["outcome"] == trial["state"]

@@ -388,7 +388,7 @@ def test_trial_the_scheduler_would_stop_is_not_resumed(
     assert (run.status, run.tags["outcome"], run.tags["stopped_by"]) == (
         "FINISHED", "pruned", "asha",
     )  # fmt: skip
-    reason = "asha at epoch 1: val/loss 0.9, needed <= "
+    reason = "asha at epoch 1: val/loss 0.9, needed at most "
     assert run.tags["reason"] == sweep.ledger.trial(number).reason
     assert run.tags["reason"].startswith(reason)
 

@@ -116,7 +116,7 @@ def test_trials_stopped_by_the_user_do_not_count() -> None:
     assert _key(_spec(PLATEAU), _trials(*told)) == "stop.plateau"
     for reason in (BY_THE_USER, BY_THE_SWEEP + "why"):
         assert _key(_spec(PLATEAU), _trials(*told, reason=reason)) is None
-    early = _trials(*told, reason="asha at epoch 1: val/loss 2, needed <= 1, rank 3 of 3")
+    early = _trials(*told, reason="asha at epoch 1: val/loss 2, needed at most 1, rank 3 of 3")
     assert _key(_spec(PLATEAU), early) == "stop.plateau"
 
 

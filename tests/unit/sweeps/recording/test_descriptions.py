@@ -16,7 +16,7 @@ from sweeps.recording.tags import BY_THE_USER, end_tags
 from sweeps.spec.spec import SweepSpec
 from tests.specs import make_spec
 
-REASON = "asha at epoch 3: val/loss 0.2139, needed <= 0.1144, rank 11 of 12"
+REASON = "asha at epoch 3: val/loss 0.2139, needed at most 0.1144, rank 11 of 12"
 PATHS = SweepPaths(Path("runs").absolute(), "small")
 
 

@@ -31,7 +31,7 @@ space: {task.x: {uniform: [0, 1]}, task.y: {uniform: [0, 1]}}
 search: {startup_trials: 5}
 """
 RULES = ("none", "asha", "asha_promote", "hyperband", "median")
-PATIENCE, RULE = "patience at epoch 4: not better", "asha at epoch 3: needed <= 0.5"
+PATIENCE, RULE = "patience at epoch 4: not better", "asha at epoch 3: needed at most 0.5"
 Ending = tuple[Any, str | None]
 FULL: Ending = ("complete", None)
 STOPPED: Ending = ("pruned", RULE)

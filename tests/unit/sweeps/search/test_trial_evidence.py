@@ -21,7 +21,7 @@ from sweeps.spec.spec import SweepSpec, parse_spec
 
 NAN, LOST = "non_finite: val/loss is nan", "lost: its process was killed"
 OVER = BY_THE_SWEEP + "its 2 hours are over"
-RULE = "val/loss 0.9, needed <= 0.5, rank 9 of 12"
+RULE = "val/loss 0.9, needed at most 0.5, rank 9 of 12"
 NOTHING, WORST, BEHIND = "nothing", "the worst", "behind those that came further"
 RIVALS = 6
 SPEC = """

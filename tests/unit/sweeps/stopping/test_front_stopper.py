@@ -45,7 +45,7 @@ def test_reason_names_the_rank_and_who_is_better() -> None:
     assert stopper.stops(1, 1, (0.1, 5.0)) is None, "no other is better in both"
     why = stopper.stops(2, 1, (0.3, 4.0))
     better = "trials 0 and 1 are at least as good in every metric"
-    assert why == f"needed rank <= 1, rank 3 of 3: {better}"
+    assert why == f"needed rank 1 to be in the best 1/2 so far, rank 3 of 3: {better}"
     assert stopper.stops(2, 2, (9.0, 0.0)) is None, "the same rung is not compared twice"
     assert stopper.stops(3, 1, (math.nan, 4.0)) == "not all finite numbers"
     for number in range(4, 9):

@@ -75,7 +75,7 @@ def test_asha_decides_as_that_of_ray_does(mode: Any, grace: int, reduction: int)
 
 
 def test_asha_says_why_it_stops_a_trial() -> None:
-    for mode, sign in (("min", "<="), ("max", ">=")):
+    for mode, words in (("min", "at most"), ("max", "at least")):
         scheduler = _scheduler(ASHA, mode)
         for number in range(11):
             _report(scheduler, number, 1, float(number))
@@ -84,7 +84,8 @@ def test_asha_says_why_it_stops_a_trial() -> None:
         assert _report(scheduler, 11, 1, worse) == TrialScheduler.STOP
         needed = "3.333" if mode == "min" else "6.667"
         assert scheduler.stop_reasons == {
-            11: f"asha at epoch 1: val/loss {worse}, needed {sign} {needed}, rank 10 of 12"
+            11: f"asha at epoch 1: val/loss {worse}, needed {words} {needed} to be in the best "
+            "1/3 so far, rank 10 of 12"
         }
         assert _report(scheduler, 12, 1, math.nan) == TrialScheduler.STOP
         assert scheduler.stop_reasons[12] == "asha at epoch 1: val/loss nan, not a finite number"
@@ -95,7 +96,7 @@ def test_median_says_why_it_stops_a_trial() -> None:
     for number in range(3):
         assert _report(scheduler, number, 1, float(number)) == TrialScheduler.CONTINUE
     assert _report(scheduler, 3, 1, 5.0) == TrialScheduler.STOP
-    reason = "median at epoch 1: val/loss 5, best 5, needed <= 1, the median of 3 others"
+    reason = "median at epoch 1: val/loss 5, best 5, needed at most 1, the median of 3 others"
     assert scheduler.stop_reasons == {3: reason}
 
 
