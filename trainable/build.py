@@ -563,7 +563,7 @@ def _yield_problem(function: Callable[..., Any]) -> str | None:
     return (
         f"returns and never yields; {rule}; write `for epoch in context.remaining_epochs():` and "
         'in it, instead of return, `yield {"val/loss": loss}, {"model": model.state_dict(), '
-        '"optimizer": optimizer.state_dict()}`; see docs/guides/own-loop.md'
+        '"optimizer": optimizer.state_dict()}`; see the guide "Your own loop"'
     )
 
 

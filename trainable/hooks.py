@@ -77,7 +77,7 @@ class Hooks:
                 raise TaskError(
                     f"{running[-1]}() calls step() of the run's optimizer; the run takes each "
                     "step itself, and counts, clips and schedules it; remove the call, or write "
-                    "your own loop (docs/guides/own-loop.md)"
+                    'your own loop (see the guide "Your own loop")'
                 )
 
         for one in members(optimizer):

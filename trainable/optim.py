@@ -190,7 +190,7 @@ def _made(
         matrices = "only supports 2D" in str(problem)
         remedy = (
             "give it the matrices, and another optimizer the rest, in Task.build_optimizer(), as "
-            "docs/guides/optimizers-and-schedules.md shows"
+            'the guide "Optimizers and schedules" shows'
             if matrices
             else "correct the options in train.optimizer and its arguments"
         )
@@ -307,9 +307,7 @@ _OF_TORCH = (
 )
 """What the constructor of torch.optim.Optimizer sets and a run uses."""
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-OWN_LOOP = (
-    "write a loop of your own, as docs/guides/own-loop.md and sweeps/examples/plain_loop.py show"
-)
+OWN_LOOP = 'write a loop of your own, as the guide "Your own loop" shows'
 """The remedy for an optimizer that a step cannot use."""
 
 

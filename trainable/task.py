@@ -423,7 +423,7 @@ def describe_kind(value: object) -> str:
     """Return of which class an object is, or that it is a class."""
     if isinstance(value, type):
         is_lightning = any(kind.__name__ == "LightningModule" for kind in value.__mro__)
-        hint = " (LightningTask makes a task of it: docs/guides/lightning.md)" * is_lightning
+        hint = ' (LightningTask makes a task of it: see the guide "Lightning")' * is_lightning
         return f"the class {value.__name__}, which does not derive from Task{hint}"
     return f"an object of type {type(value).__name__}"
 

@@ -99,18 +99,18 @@ def describe_other_tool(data: Mapping[str, Any]) -> list[Issue]:
     spaces = [data[key] for key in _OPTUNA_SPACES if isinstance(data.get(key), dict)]
     hydra, params = data.get("hydra"), data.get("parameters")
     if (isinstance(hydra, dict) and "sweeper" in hydra) or (spaces and _OPTUNA_KEYS & set(data)):
-        tool, page = "Optuna", "optuna"
+        tool = "Optuna"
     elif isinstance(params, dict) and ("method" in data or _has_range(params)):
-        tool, page = "W&B", "wandb"
+        tool = "W&B"
     elif "param_space" in data or "tune_config" in data or _has_tune_call(data):
-        tool, page = "Ray Tune", "ray-tune"
+        tool = "Ray Tune"
     elif any(map(_has_range, spaces)):
-        tool, page = "Optuna", "optuna"
+        tool = "Optuna"
     else:
         return []
     whole = (
         f"is a sweep of {tool}; `sweep` reads specs of its own form; write it as "
-        f"docs/coming-from-{page}.md shows by example"
+        f'the guide "Coming from {tool}" shows by example'
     )
     theirs = [key for key in data if key in _OUR_KEYS]
     return [

@@ -5,6 +5,7 @@ What must not live here: that code blocks run at all, which the runner of all do
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,33 @@ LOOPS = [
     for block, needed in _BLOCKS
     if "def run(config, context)" in block
 ]
+
+
+def _messages() -> Iterator[tuple[Path, str]]:
+    """Yield the texts in the product's code that are no docstrings."""
+    for package in ("redaction", "sweeps", "tracking", "trainable"):
+        for file in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(file.read_text("utf-8"))
+            plain = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+            for one in ast.walk(tree):
+                is_text = isinstance(one, ast.Constant) and isinstance(one.value, str)
+                if is_text and id(one) not in plain:
+                    yield file, one.value
+
+
+def test_messages_name_guides_by_titles_that_exist() -> None:
+    """Who installed the package has no files of the documents."""
+    titles = {
+        page.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        for page in (ROOT / "docs").rglob("*.md")
+    }
+    named = 0
+    for file, text in _messages():
+        assert "docs/" not in text, file
+        for title in re.findall(r'guide "([^"]+)"', text):
+            assert title in titles, file
+            named += 1
+    assert named > 5
 
 
 @pytest.fixture

@@ -422,7 +422,7 @@ def _collate(loader: DataLoader[Any]) -> Callable[[list[Any]], Batch] | None:
 
 # -- What a module reaches of its trainer ---------------------------------------------------------
 
-OWN_LOOP = "write your own loop (docs/guides/own-loop.md)"
+OWN_LOOP = 'write your own loop (see the guide "Your own loop")'
 _ON_STEP_END = "define on_step_end(self, step) in the task"
 _SPEC = "remove it, and write {} in the spec"
 

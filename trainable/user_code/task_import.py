@@ -248,7 +248,7 @@ def resolve_task_name(name: str) -> tuple[str, str]:
         raise ConfigError(
             f"{inside!r} is a function of a script or a notebook, which alone can run it; to go "
             "on with the sweep, run that again; for this command, write the training as a loop in "
-            "a module, and start a sweep with it: docs/guides/own-loop.md",
+            'a module, and start a sweep with it: see the guide "Your own loop"',
             key="task.name",
         )
     if not colon or not module or not inside:

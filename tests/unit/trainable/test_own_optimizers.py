@@ -209,7 +209,7 @@ def test_optimizer_that_cannot_be_restored_is_refused(configure, kind):
     with pytest.raises(ConfigError) as refused:
         inspect_task(CheckRequest(config=sound, variants=(sound, broken)))
     assert refused.value.key == "train.optimizer.name"
-    assert ("own-loop.md" in str(refused.value)) == (kind is Asserting)
+    assert ("Your own loop" in str(refused.value)) == (kind is Asserting)
 
 
 def test_one_schedule_scales_every_optimizer_from_its_own_rate(tmp_path, opened, configure, toy):
@@ -251,7 +251,7 @@ def test_overflow_stops_every_optimizer(tmp_path, opened, configure, toy, overfl
         ),
         (lambda *_: [], "list"),
         (lambda *_: ["sgd"], "str"),
-        (lambda m, _: torch.optim.LBFGS(m.parameters()), "own-loop.md"),
+        (lambda m, _: torch.optim.LBFGS(m.parameters()), "Your own loop"),
     ],
 )
 def test_wrong_build_optimizer_is_refused(tmp_path, opened, configure, toy, build, words):

@@ -121,9 +121,9 @@ REFUSED: dict[type, tuple[str, ...]] = {
     WithProperty: ("lacks state, defaults", "remove the property param_groups", _SUPER),
     WithHooks: ("WithHooks.step() calls no hooks", _SUPER),
     WithoutOption: ("write `def zero_grad(self, set_to_none=True):` in WithoutOption",),
-    Needing: ("Needing.step() needs loss", "own-loop.md"),
-    Closing: ("needs a closure", "own-loop.md"),
-    CallingNone: ("'NoneType' object is not callable", "own-loop.md"),
+    Needing: ("Needing.step() needs loss", "Your own loop"),
+    Closing: ("needs a closure", "Your own loop"),
+    CallingNone: ("'NoneType' object is not callable", "Your own loop"),
     RateLess: ("whose lr is None", "lr=config.optimizer.lr"),
     Stateless: ("state_dict() raised NotImplementedError", "let state_dict() return"),
 }

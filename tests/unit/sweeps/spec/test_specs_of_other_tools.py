@@ -109,10 +109,11 @@ def test_file_of_another_tool_names_a_page(
     first, *lines = _answer(tmp_path, monkeypatch, text, command).splitlines()
     assert first.partition(": ")[2] == (
         f"is a sweep of {tool}; `sweep` reads specs of its own form; write it as "
-        f"docs/coming-from-{page}.md shows by example"
+        f'the guide "Coming from {tool}" shows by example'
     )
     assert all(f" is {tool}'s; a spec has `" in line for line in lines)
-    assert (DOCS / f"docs/coming-from-{page}.md").is_file()
+    title = (DOCS / f"docs/coming-from-{page}.md").read_text().partition("\n")[0]
+    assert title == f"# Coming from {tool}"
 
 
 def test_each_key_of_another_tool_has_its_line_and_ours(
