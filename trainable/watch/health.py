@@ -41,8 +41,11 @@ def loss_not_finite(losses: Sequence[float], what: str = "loss") -> Signal | Non
     )
 
 
-def loss_spike(losses: Sequence[float]) -> Signal | None:
-    """Warn when the loss jumped: compare medians of the last 5 steps and the 50 before."""
+def loss_spike(losses: Sequence[float], start: float = 0.0) -> Signal | None:
+    """Warn when the loss jumped: compare medians of the last 5 steps and the 50 before.
+
+    A loss that is still below a hundredth of `start` is converged, and its noise no jump.
+    """
     finite = [value for value in losses if math.isfinite(value)]
     if len(finite) < 55:
         return None
@@ -50,7 +53,7 @@ def loss_spike(losses: Sequence[float]) -> Signal | None:
     # A single bad batch does not move a median; a diverging run does.
     middle, now = statistics.median(before), statistics.median(latest)
     scatter = statistics.median(abs(value - middle) for value in before)
-    if now <= middle + 10 * scatter or now <= 1.5 * abs(middle):
+    if now <= middle + 10 * scatter or now <= 1.5 * abs(middle) or now < 0.01 * abs(start):
         return None
     return Signal(
         "loss_spike",
@@ -303,7 +306,7 @@ class HealthMonitor:
         found = (
             loss_not_finite(self._loss, "train/loss"),
             loss_not_finite(self._val, "val/loss"),
-            loss_spike(list(self._loss)),
+            loss_spike(list(self._loss), start if math.isfinite(start) else 0.0),
             loss_plateau(list(self._loss), start),
             overfitting(list(self._train), list(self._val), word=self._word),
             norm_spikes(list(self._norm)),

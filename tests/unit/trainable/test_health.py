@@ -33,6 +33,10 @@ FALLING = _noisy(_falling(300), 0.05)
 HEALTHY = {
     "noisy falling loss": (health.loss_spike, _noisy(_falling(300), 0.3)),
     "one bad batch": (health.loss_spike, [*FALLING, 9.0, *FALLING[-3:]]),
+    "noise of a converged loss": (
+        lambda losses: health.loss_spike(losses, 0.7),
+        [1e-5] * 50 + [2.5e-4] * 5,
+    ),
     "rising a little": (health.loss_spike, [1.0] * 50 + [1.2] * 5),
     "slowly falling loss": (
         health.loss_plateau,
