@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import quantiles
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -66,6 +67,20 @@ class SweepData:
     def metric(self) -> str:
         """The first metric, which most figures show."""
         return self.spec.metrics[0]
+
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        """The ends of the axis of the trials' values; see `value_scale`."""
+        return value_scale(self.values.values(), minimize=self.view.ledger.minimize)
+
+    def whole_numbers(self, name: str) -> list[int] | None:
+        """Return the values of a parameter that is one of a few whole numbers; None for others."""
+        known = self.distributions(name)
+        found = self.searched_range(name)
+        if found is None or found[2] or not all(isinstance(d, IntDistribution) for d in known):
+            return None
+        low, high = int(found[0]), int(found[1])
+        return list(range(low, high + 1)) if high - low <= _MOST_WHOLE else None
 
     @property
     def selected(self) -> list[FrozenTrial]:
@@ -177,6 +192,29 @@ def spans_decades(values: Iterable[float]) -> bool:
     """Return whether values need a logarithmic axis."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
+
+
+_FEWEST_OF_A_SCALE = 8
+_MOST_WHOLE = 10
+
+
+def value_scale(values: Iterable[float], *, minimize: bool) -> tuple[float, float] | None:
+    """Return the ends of a linear axis that a few bad values would squash; None if none would.
+
+    Bad are values worse than the worse quartile by three times the distance of the quartiles:
+    Tukey, "Exploratory Data Analysis" (1977).
+    """
+    sign = 1 if minimize else -1
+    losses = sorted(sign * value for value in values if math.isfinite(value))
+    if len(losses) < _FEWEST_OF_A_SCALE or spans_decades(sign * one for one in losses):
+        return None
+    good, _, bad = quantiles(losses, n=4)
+    inside = [one for one in losses if one <= bad + 3 * (bad - good)]
+    extent = inside[-1] - inside[0]
+    if not extent or losses[-1] - losses[0] < 2 * extent:
+        return None
+    low, high = sorted((sign * inside[0], sign * inside[-1]))
+    return low, high
 
 
 def thinned(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from plotly.colors import sequential
 from plotly.subplots import make_subplots
 
-from sweeps.formatting import format_duration, format_number, format_reason, format_value
+from sweeps.formatting import counted, format_duration, format_number, format_reason, format_value
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.report.data import (
     COLOURS,
@@ -34,6 +34,7 @@ from sweeps.report.data import (
     read_sweep,
     spans_decades,
     thinned,
+    value_scale,
 )
 from sweeps.report.data import copy_study as copy_study
 from sweeps.spec.spec import SweepSpec
@@ -77,10 +78,34 @@ _PALE = 0.35
 def selection_note(sweep: SweepData) -> str:
     """Return a sentence about the trials from which a figure is drawn."""
     num, stopped = len(sweep.values), len(sweep.stopped)
-    drawn = f"Drawn from {num} trials" if num != 1 else "Drawn from 1 trial"
+    drawn = f"Drawn from {counted(num, 'trial')}"
     which = "last" if sweep.spec.select == "final" else "best"
     pale = f"; {stopped} of them, pale, were stopped early" if stopped else ""
-    return f"{drawn}, each with its {which} {sweep.metric}{pale}."
+    return f"{drawn}, each with its {which} {sweep.metric}{pale}. {scale_note(sweep)}".rstrip()
+
+
+def scale_note(sweep: SweepData) -> str:
+    """Return how many trials are worse than the end of the axis; empty if none is."""
+    if sweep.scale is None:
+        return ""
+    (low, high), minimize = sweep.scale, sweep.view.ledger.minimize
+    worse = sum(value > high if minimize else value < low for value in sweep.values.values())
+    end = format_number(high if minimize else low)
+    return f"The scale ends at {end}; worse than that: {counted(worse, 'trial')}."
+
+
+def _set_scale(figure: go.Figure, values: Iterable[float], *, minimize: bool) -> None:
+    """Choose the value axis: logarithmic, or without the values that would squash the others."""
+    values = list(values)
+    if spans_decades(values):
+        figure.update_yaxes(type="log")
+    elif (ends := value_scale(values, minimize=minimize)) is not None:
+        padding = _PADDING * (ends[1] - ends[0])
+        figure.update_yaxes(range=[ends[0] - padding, ends[1] + padding])
+
+
+def _within(value: float, scale: tuple[float, float] | None) -> float:
+    return value if scale is None else min(max(value, scale[0]), scale[1])
 
 
 def sampled_note(sweep: SweepData) -> str:
@@ -165,7 +190,8 @@ def slices(sweep: SweepData) -> go.Figure:
         marker = {"showscale": index == 0, "opacity": pale, **_marked(numbers, _best(sweep), 8)}
         figure.add_trace(one.data[0].update(marker=marker), row, column)
         shown = one.layout.xaxis.to_plotly_json()
-        figure.update_xaxes(**{**shown, "range": axis_range(sweep, name)}, row=row, col=column)
+        shown["range"] = axis_range(sweep, name)
+        figure.update_xaxes(**shown, tickvals=sweep.whole_numbers(name), row=row, col=column)
         if column == 1:
             figure.update_yaxes(title=target, row=row, col=column)
     last = max(1, len(sweep.view.records) - 1)
@@ -173,8 +199,7 @@ def slices(sweep: SweepData) -> go.Figure:
         marker={"colorscale": _VISIBLE_BLUES, "cmin": 0, "cmax": last},
         hovertemplate="trial %{marker.color}<br>%{x}: %{y:.4g}<extra></extra>",
     )
-    if spans_decades(sweep.values.values()):
-        figure.update_yaxes(type="log")
+    _set_scale(figure, sweep.values.values(), minimize=sweep.view.ledger.minimize)
     return figure.update_layout(height=160 + 290 * rows)
 
 
@@ -185,7 +210,8 @@ def contours(sweep: SweepData) -> go.Figure:
     if len(axes) < 2:
         raise NotEnough("these trials differ in only one parameter")
     choices = {n: _options(sweep, n) for n in axes if sweep.searched_range(n) is None}
-    trials = [_placed(t, choices) for t in _sampled_study(sweep).trials if t.value is not None]
+    known = [t for t in _sampled_study(sweep).trials if t.value is not None]
+    trials = [_placed(t, choices, sweep.scale) for t in known]
     study = make_study((trial for _, trial in trials), sweep.view.ledger.minimizes[:1])
     figure = visualization.plot_contour(study, params=axes, target_name=sweep.metric)
     for trace in figure.data:
@@ -195,7 +221,8 @@ def contours(sweep: SweepData) -> go.Figure:
             trace.marker.update(_marked((number for number, _ in trials), _best(sweep), 6))
     for place, name in enumerate(axes, start=1):
         options = choices.get(name)
-        shown: dict[str, Any] = {"range": axis_range(sweep, name)}
+        ends, whole = axis_range(sweep, name), sweep.whole_numbers(name)
+        shown: dict[str, Any] = {"range": ends, "tickvals": whole}
         if options is not None:
             ticks = {"tickvals": list(range(len(options))), "ticktext": _texts(options)}
             shown = {"range": [-0.5, len(options) - 0.5], **ticks}
@@ -207,13 +234,16 @@ def contours(sweep: SweepData) -> go.Figure:
     return figure.update_layout(height=480 if len(axes) == 2 else 820)
 
 
-def _placed(trial: FrozenTrial, choices: Mapping[str, Sequence[Any]]) -> tuple[int, FrozenTrial]:
-    """Return a trial's number, and the trial with the place of each choice instead of it."""
+def _placed(
+    trial: FrozenTrial, choices: Mapping[str, Sequence[Any]], scale: tuple[float, float] | None
+) -> tuple[int, FrozenTrial]:
+    """Return a trial's number, and the trial on the scale, with the place of each choice."""
     params, distributions = dict(trial.params), dict(trial.distributions)
     for name in choices.keys() & params.keys():
         params[name] = _place(choices[name], params[name])
         distributions[name] = IntDistribution(0, max(1, len(choices[name]) - 1))
-    made = create_trial(value=trial.value, params=params, distributions=distributions)
+    value = _within(trial.value or 0.0, scale)
+    made = create_trial(value=value, params=params, distributions=distributions)
     return trial.number, made
 
 
@@ -251,7 +281,10 @@ def importance(sweep: SweepData) -> go.Figure:
     said = [
         f"{percent(s.low)} to {percent(s.high)}" if s.is_known else "not known yet" for s in shares
     ]
-    labels = [f"{name}<br><sup>{text}</sup> " for name, text in zip(names, said, strict=True)]
+    labels = [
+        f"{name}<br><span style='font-size:9px'>{text}</span> "
+        for name, text in zip(names, said, strict=True)
+    ]
     figure.update_yaxes(tickvals=names, ticktext=labels)
     figure.update_xaxes(title="share of the final order", range=[0, 1.02], tickformat=".0%")
     return figure.update_layout(height=160 + 50 * len(shown))
@@ -271,7 +304,7 @@ def parallel(sweep: SweepData) -> go.Figure:
         if trial.number in best:
             shades[trial.number] = 1.0
     trials.sort(key=lambda t: shades[t.number])  # the last ones are on top
-    values = [t.value or 0.0 for t in trials]
+    values = [_within(t.value or 0.0, sweep.scale) for t in trials]
     dimensions = [
         _number_axis(sweep.metric, values, min(values), max(values), log=spans_decades(values))
     ]
@@ -282,7 +315,10 @@ def parallel(sweep: SweepData) -> go.Figure:
             dimensions.append(_choice_axis(name, params, options))
         else:
             low, high, log = found
-            dimensions.append(_number_axis(name, params, low, high, log=log))
+            axis = _number_axis(name, params, low, high, log=log)
+            if (whole := sweep.whole_numbers(name)) is not None and None not in params:
+                axis |= {"tickvals": whole, "ticktext": list(map(str, whole))}
+            dimensions.append(axis)
     last = max(1, len(sweep.view.records) - 1)
     numbers = {"label": "trial", "values": [t.number for t in trials], "range": [0, last]}
     line = {
@@ -419,10 +455,13 @@ def _history(sweep: SweepData) -> go.Figure:
             hovertemplate="best so far: %{y:.4g}<extra></extra>",
         )
     )
-    if spans_decades(values):
-        figure.update_yaxes(type="log")
+    _set_scale(figure, values, minimize=sweep.view.ledger.minimize)
     _whole_numbers(figure.update_xaxes(title="trial"), len(sweep.view.records))
     return figure.update_yaxes(title=sweep.metric)
+
+
+def _history_note(sweep: SweepData) -> str:
+    return f"{scale_note(sweep)} A double click shows all." if sweep.scale else ""
 
 
 def _whole_numbers(figure: go.Figure, count: int) -> go.Figure:
@@ -481,7 +520,7 @@ def _end(sweep: SweepData, record: TrialSummary) -> datetime | None:
 
 
 def _bar_text(sweep: SweepData, record: TrialSummary, seconds: float) -> str:
-    attempts = f"{record.attempts} attempts" if record.attempts != 1 else "1 attempt"
+    attempts = counted(record.attempts, "attempt")
     state = sweep.states[record.number]
     text = f"trial {record.number}: {state} at {sweep.spec.budget.report_word} {record.epoch}"
     reason = f"<br>{html.escape(format_reason(record.reason))}" if record.reason else ""
@@ -500,10 +539,13 @@ def _learning_curves(sweep: SweepData) -> go.Figure:
     if best:
         numbers = [record.number for record in best]
         figure.add_trace(_lines(sweep, numbers, "best", "#000000", width=2.5))
-    if spans_decades(value for curve in sweep.curves.values() for value in curve.values()):
-        figure.update_yaxes(type="log")
+    _set_scale(figure, _reported(sweep), minimize=sweep.view.ledger.minimize)
     figure.update_xaxes(title=sweep.spec.budget.report_word)
     return figure.update_yaxes(title=sweep.metric)
+
+
+def _reported(sweep: SweepData) -> list[float]:
+    return [value for curve in sweep.curves.values() for value in curve.values()]
 
 
 def _lines(
@@ -532,11 +574,13 @@ def _lines(
 
 def _thinning_note(sweep: SweepData) -> str:
     cut = sum(len(curve) > MAX_POINTS for curve in sweep.curves.values())
+    is_cut = value_scale(_reported(sweep), minimize=sweep.view.ledger.minimize) is not None
+    whole = "Values far worse than most lie beyond the axis; a double click shows all." * is_cut
     if not cut:
-        return ""
+        return whole
     return (
-        f"A curve with more than {MAX_POINTS} reports ({cut} here) is drawn with at most so many "
-        "points, evenly spaced, with the first and the last; metrics.jsonl has all."
+        f"{whole} A curve with more than {MAX_POINTS} reports ({cut} here) is drawn with at most "
+        "so many points, evenly spaced, with the first and the last; metrics.jsonl has all."
     )
 
 
@@ -633,6 +677,7 @@ FIGURES = (
         "stopped early. The line is the best value so far: where it is flat, the search found "
         "nothing better.",
         _history,
+        _history_note,
     ),
     Figure(
         "Learning curves",
@@ -679,8 +724,9 @@ FIGURES = (
     Figure(
         "Contours",
         "Does one parameter make up for another?",
-        "Value over two parameters at a time, interpolated between the trials (dots): in a long "
-        "valley one parameter compensates for the other. The star is the best trial.",
+        "Value over two parameters at a time, interpolated between the trials (dots): along a "
+        "slanting band of one colour, one parameter makes up for the other. The star is the best "
+        "trial.",
         contours,
         sampled_note,
     ),

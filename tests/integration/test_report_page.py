@@ -90,6 +90,22 @@ def test_every_figure_is_drawn(page: Page) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [1400, 800])
+def test_tools_of_a_figure_lie_above_its_legend(page: Page, width: int) -> None:
+    before = page.viewport_size
+    page.set_viewport_size({"width": width, "height": 900})
+    for plot in page.locator(".js-plotly-plot").all():
+        plot.hover()
+        figure, tools = plot.bounding_box(), plot.locator(".modebar").bounding_box()
+        assert figure is not None
+        assert tools is not None
+        assert tools["height"] > 0
+        assert tools["y"] + tools["height"] <= figure["y"]
+    if before is not None:
+        page.set_viewport_size(before)
+
+
+@pytest.mark.browser
 def test_texts_and_tables_describe_the_sweep(page: Page) -> None:
     text = page.locator("header").inner_text()
     assert "33 of 33 trials: 8 complete, 24 pruned, 1 failed" in text

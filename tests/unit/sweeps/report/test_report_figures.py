@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from sweeps.report.data import SweepData, read_sweep
-from sweeps.report.figures import contours, importance, parallel, selection_note, slices
+from sweeps.report.figures import (
+    FIGURES,
+    contours,
+    importance,
+    parallel,
+    selection_note,
+    slices,
+)
 from sweeps.spec.revisions import write_spec
 from sweeps.trust.audit.read import audit_sweep
 from sweeps.trust.findings import find
@@ -79,6 +86,35 @@ def test_narrowed_parameter_keeps_its_importance(tmp_path: Path) -> None:
     data = read_sweep(sweep.paths)
     assert _shares(data)["lr"] > 0.6
     assert data.searched_range("lr") == (1e-4, 1e-1, True)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_few_bad_values_squash_no_axis(tmp_path: Path, mode: str) -> None:
+    space = "{train.optimizer.lr: {uniform: [0.01, 1.0]}, task.layers: {int: [1, 3]}}"
+    sweep = MadeSweep(tmp_path, space=space, mode=mode)
+    sign = 1 if mode == "min" else -1
+    values = [2.0 + 0.01 * sign * (7 * n % 32) for n in range(32)]
+    for index in (3, 11):
+        values[index] = 2.0 + 4 * sign
+    for n, value in enumerate(values):
+        params = {"train.optimizer.lr": 0.01 + n / 33, "task.layers": 1 + n % 3}
+        sweep.add("complete", value, params=params)
+    data = read_sweep(sweep.paths)
+    low, high = data.scale or (0.0, 0.0)
+    assert (low, high) == pytest.approx(sorted((2.0, 2.0 + 0.31 * sign)))
+    for draw in (slices, FIGURES[0].draw, FIGURES[1].draw):
+        first, last = draw(data).layout.yaxis.range
+        assert low - 0.05 < first < low
+        assert high < last < high + 0.05
+    (lines,) = parallel(data).data
+    assert tuple(lines.dimensions[0].range) == pytest.approx((low, high))
+    assert "worse than that: 2 trials." in selection_note(data)
+    shown = {axis.label: axis.tickvals for axis in lines.dimensions}
+    assert list(shown["layers"]) == [1, 2, 3]
+    assert list(slices(data).layout.xaxis.tickvals) == [1, 2, 3], "no half layers"
+    surface = next(one for one in contours(data).data if one.type == "contour")
+    known = [value for row in surface.z for value in row if not math.isnan(value)]
+    assert low - 1e-9 <= min(known) <= max(known) <= high + 1e-9
 
 
 def test_colours_are_the_numbers_and_stopped_trials_are_pale(tmp_path: Path) -> None:
