@@ -41,7 +41,7 @@ from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.ledger.warm_start import collect_warm_start, with_history
 from sweeps.path_checks import check_writable
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.reconcile.failure_policy import Failure, RepeatedFailureDetector, remedy
+from sweeps.reconcile.failure_policy import Failure, RepeatedFailureDetector
 from sweeps.reconcile.stop_criteria import active_stop_criterion
 from sweeps.search.dry_run import dry_run
 from sweeps.search.suggest import Suggester
@@ -62,8 +62,8 @@ from trainable.store.regular_files import make_directory, replace_regular
 _MAY_CHANGE = ("trials", "stop.", "tracking.")
 FULL_DOOR = (
     "trials run in this process, one after another, from their start to their end; a task in a "
-    "module of its own adds parallel trials, GPUs, checkpoints and exact resumption: "
-    "docs/guides/own-loop.md"
+    "module of its own adds parallel trials, GPUs, checkpoints and exact resumption: see the "
+    'guide "Your own loop"'
 )
 
 
@@ -121,8 +121,12 @@ class LightSweep:
         self._now: _Opened | None = None
         self._release: Callable[[], object] = lambda: None
 
-    def run(self, show: Callable[[], None]) -> None:
-        """Run the trials that are left; `show` is called after each."""
+    def run(self, show: Callable[[], None]) -> Exception | None:
+        """Run the trials that are left, and call `show` after each; return what ended the sweep.
+
+        That is the function's own error, if several trials failed alike. The caller raises it, so
+        that its traceback has the function's frames and few others.
+        """
         if self._objective is None:
             raise UserError(
                 "there is no function to run; give one as the first argument, or call ask() and "
@@ -132,13 +136,15 @@ class LightSweep:
         try:
             next_look = time.monotonic()
             while (asked := self.ask()) is not None:
-                self._run_trial(asked)
+                if (error := self._run_trial(asked)) is not None:
+                    return error
                 if (began := time.monotonic()) >= next_look:
                     show()
                     now = time.monotonic()
                     next_look = now + max(_LEAST_REST, _REST * (now - began))
         finally:
             self.close()
+        return None
 
     def ask(self) -> Asked | None:
         """Begin the next trial; None: there is none left."""
@@ -283,8 +289,8 @@ class LightSweep:
         now.num_trials += 1
         return ledger.add(suggestion, started=True)
 
-    def _run_trial(self, asked: Asked) -> None:
-        """Run the function with the parameters of a trial, and store how it ended."""
+    def _run_trial(self, asked: Asked) -> Exception | None:
+        """Run the function with a trial's parameters, and store its end; see `run`."""
         assert self._objective is not None
         number, rows = asked.number, list[Row]()
         ending, reason = _GOES_ON
@@ -296,11 +302,11 @@ class LightSweep:
                     if (ending, reason) != _GOES_ON or len(rows) >= self._spec.budget.reports:
                         break
         except FunctionRaised as raised:
-            self._fail(number, rows, raised.error)
-            return
+            return self._fail(number, rows, raised.error)
         if not rows:
             raise ReportRefused(f"{self._name} ended and has yielded nothing; {RULE}")
         self._end(number, rows, ending, reason)
+        return None
 
     def _row(self, earlier: Sequence[Row], given: object) -> Row:
         """Return a report as a row of the trial's curve."""
@@ -335,17 +341,18 @@ class LightSweep:
             return "pruned", stop_reason(rule, f"{word} {len(rows)}", spec.reported, values, why)
         return _GOES_ON
 
-    def _fail(self, number: int, rows: Sequence[Row], error: Exception) -> None:
-        """Store that the function raised; raise its error again if several trials fail alike."""
+    def _fail(self, number: int, rows: Sequence[Row], error: Exception) -> Exception | None:
+        """Store that the function raised; return its error if several trials failed alike."""
         failure, now = Failure(**failure_of(error)), self._opened
         self._end(number, rows, "failed", failure.reason, failure.traceback)
         now.failures.failed(number, failure)
-        if (cause := now.failures.abort_reason) is not None:
-            now.ledger.store_abort(Abort(cause.key, cause.cause, number, failure.kind))
-            error.add_note(
-                f"{cause.cause}; the sweep has stopped: {remedy(failure.kind)}, and run it again"
-            )
-            raise error
+        if (cause := now.failures.abort_reason) is None:
+            return None
+        now.ledger.store_abort(Abort(cause.key, cause.cause, number, failure.kind))
+        error.add_note(
+            f"{cause.cause}; the sweep has stopped: correct the function, and run it again"
+        )
+        return error
 
     def _end(
         self,

@@ -48,7 +48,7 @@ def light_keys(
     if ignored:
         raise UserError(
             f"{listed(ignored)} has no effect on a function that runs in this process; leave it "
-            "out, or write a task in a module: docs/guides/own-loop.md"
+            'out, or write a task in a module: see the guide "Your own loop"'
         )
     for key in space:
         if not str(key).removeprefix(ARGUMENT).isidentifier():
@@ -141,7 +141,9 @@ def reports_of(objective: Objective, params: Mapping[str, Any]) -> Generator[obj
         else:
             yield objective(**params)
     except Exception as error:
-        raise FunctionRaised(error) from error
+        # Without the frame of this function: a reader looks for the line of their own.
+        trace = error.__traceback__
+        raise FunctionRaised(error.with_traceback(trace and trace.tb_next)) from error
 
 
 def defaults_of(objective: Objective | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def test_generator_is_stopped_by_the_rule_with_its_reason(make: Callable[..., Sw
     assert (complete["loss"] == complete["task.lr"] + 0.25).all()
     pruned = frame[frame["state"] == "pruned"]
     assert (pruned["epochs"] < 4).all()
-    assert pruned["reason"].str.match(r"asha at epoch [12]: loss [\d.]+, needed <= ").all()
+    assert pruned["reason"].str.match(r"asha at epoch [12]: loss [\d.]+, needed at most ").all()
     losses = sweep.curves("accuracy")
     assert len(losses) == frame["epochs"].sum()
 
@@ -269,6 +270,21 @@ def test_value_that_is_not_finite_fails_its_trial_alone(make: Callable[..., Swee
     assert frame["reason"][:5].str.startswith("non_finite: value is nan in report 1").all()
 
 
+def test_trials_that_end_are_named_where_no_terminal_shows_a_bar(
+    make: Callable[..., Sweep], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(lr: float) -> float:  # noqa: ARG001
+        return 0.25
+
+    make(train, trials=2).run()
+    make(train, trials=3).run()
+    lines = capsys.readouterr().err.splitlines()
+    assert [one for one in lines if one.startswith("trial ")] == [
+        *(f"trial {n} complete, best value 0.25 ({n + 1}/2 trials)" for n in range(2)),
+        "trial 2 complete, best value 0.25 (3/3 trials)",
+    ]
+
+
 def test_function_that_fails_alike_three_times_stops_the_sweep(
     make: Callable[..., Sweep],
 ) -> None:
@@ -277,7 +293,11 @@ def test_function_that_fails_alike_three_times_stops_the_sweep(
 
     with pytest.raises(ZeroDivisionError) as caught:
         make(train, trials=9).run()
+    files = [frame.filename for frame in traceback.extract_tb(caught.tb)]
+    assert [Path(file).name for file in files] == ["test_light.py", "sweep.py", "test_light.py"]
+    assert caught.value.__context__ is None
     (note,) = caught.value.__notes__
+    assert note.endswith("the sweep has stopped: correct the function, and run it again")
     assert note.startswith("trials 0, 1 and 2 failed in the same way: ZeroDivisionError: no batch")
     sweep = Sweep.open("train", root=make(train).paths.root)
     assert sweep.trials()["state"].tolist() == ["failed"] * 3
