@@ -29,21 +29,26 @@ class Repeats(NamedTuple):
     """With how many seeds each configuration trains, at least 2."""
     value: SeedValue
     """What the value of a configuration is."""
+    word: str = "seed"
+    """What one training of a configuration is called: `seed` or `fold`."""
 
 
 def repeats_of(spec: SweepSpec) -> Repeats | None:
     """Return what the ledger of a new sweep keeps of `repeats`; None: one seed each."""
     repeats = spec.repeats
-    return Repeats(repeats.seeds, repeats.value) if repeats.seeds > 1 else None
+    if repeats.seeds == 1:
+        return None
+    return Repeats(repeats.seeds, repeats.value, repeats.word)
 
 
 def check_repeats(before: SweepSpec, after: SweepSpec) -> None:
     """Refuse another section `repeats` in an edited spec."""
     if before.repeats != after.repeats:
+        word = before.repeats.word
         raise SearchChanged(
             f"repeats is {_repeats(before)} in this sweep and cannot become {_repeats(after)}: "
-            "its trials have been trained and compared with their seeds, and other seeds would "
-            "not be common to all configurations; start a new sweep with "
+            f"its trials have been trained and compared with their {word}s, and other {word}s "
+            "would not be common to all configurations; start a new sweep with "
             "`sweep run FILE --name NAME`, or train the leaders with more seeds by "
             "`sweep confirm`"
         )
@@ -77,6 +82,8 @@ class OverSeeds(NamedTuple):
     """That of the configuration's value; None for fewer than two values."""
     value: SeedValue
     """What the value of the configuration is."""
+    word: str = "seed"
+    """What one of its trainings is called: `seed` or `fold`."""
 
     @property
     def num_values(self) -> int:
@@ -99,7 +106,7 @@ class OverSeeds(NamedTuple):
     def in_words(self) -> str:
         """Return from how many seeds the value is, and its standard error."""
         of = f" of {self.seeds}" * (self.num_values < self.seeds)
-        seeds = f"{self.num_values}{of} seed{'s' * (self.seeds > 1)}"
+        seeds = f"{self.num_values}{of} {self.word}s"
         if self.standard_error is None:
             return seeds
         return f"{self.value} of {seeds}, standard error {format_number(self.standard_error)}"
@@ -230,5 +237,6 @@ def _combined(mine: Sequence[TrialSummary], repeats: Repeats) -> Mapping[str, An
             own=mine[0].judged,
             standard_error=standard_error(firsts, repeats.value),
             value=repeats.value,
+            word=repeats.word,
         ),
     }

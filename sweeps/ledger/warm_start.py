@@ -20,6 +20,7 @@ from statistics import pstdev
 from typing import Any
 
 from sweeps.errors import Issue, LedgerError, RevisionError, SpecError, UserError
+from sweeps.formatting import counted
 from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.ranking import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.reader import LedgerReader
@@ -93,7 +94,9 @@ def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
         found, left_out = _read(SweepPaths(root, name), spec, index)
         taken += found
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
-        parts.append(f"{len(found)} trials of '{name}'" + (f" (left out: {why})" if why else ""))
+        parts.append(
+            f"{counted(len(found), 'trial')} of '{name}'" + (f" (left out: {why})" if why else "")
+        )
     if not parts:
         return WarmStart()
     return WarmStart(taken, f"warm start from {' and '.join(parts)}{_not_compared(spec, taken)}")
@@ -256,7 +259,7 @@ def _take_all(
             left_out["trained to its end by a later trial"] += 1
             continue
         if trial.role not in ("search", "finish"):
-            left_out["trained again with another seed"] += 1
+            left_out[f"trained again with another {other.repeats.word}"] += 1
             continue
         mine = [(one, reports[one.number]) for one in seeds.get(trial.number, [trial])]
         found = source.take(trial, mine)
@@ -287,7 +290,7 @@ class _Source:
         if not trial.settled:
             return "unfinished"
         if trial.over_seeds is not None and trial.state == "complete" and not trial.has_result:
-            return "without all of their seeds"
+            return f"without all of their {self._other.repeats.word}s"
         if trial.state == "failed" or trial.value is None:
             return "without a result"
         # A stopped trial counts with its last report and the parameters at that time.

@@ -213,9 +213,10 @@ def _fault(
             f"the search suggested; write {trial.finishes}"
         )
     if spec.repeats.seeds > 1:
+        word = spec.repeats.word
         return (
-            f"trial {number} is one of up to {spec.repeats.seeds} seeds of its configuration, "
-            "which counts only with all of them; a single seed is not finished; use its best "
+            f"trial {number} is one of up to {spec.repeats.seeds} {word}s of its configuration, "
+            f"which counts only with all of them; a single {word} is not finished; use its best "
             f"checkpoint: {paths.command('best', str(number))}"
         )
     if spec.early_stopping.rule.is_population:

@@ -608,6 +608,11 @@ class RepeatsConfig(Section):
             )
         return given | {"seeds": folds}
 
+    @property
+    def word(self) -> str:
+        """What one training of a configuration is called: `seed` or `fold`."""
+        return "seed" if self.folds is None else "fold"
+
     def fold_of(self, seed: int) -> dict[str, int]:
         """Return the task's arguments for the fold of the `seed`-th training; without folds none.
 

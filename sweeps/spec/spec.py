@@ -201,7 +201,7 @@ class SweepSpec(Section):
             data["train"]["optimizer"] = self.train.optimizer.model_dump(
                 mode=info.mode, exclude_unset=True
             )
-        if self.repeats.folds is not None:
+        if self.repeats.folds is not None and "repeats" in data:  # not if others were asked for
             del data["repeats"]["seeds"]  # follows from the folds, which an override may change
         return data
 

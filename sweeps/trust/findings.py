@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sweeps.errors import NO_SUCCESS, LedgerError
-from sweeps.formatting import format_number, format_reason, format_value, listed
+from sweeps.formatting import counted, format_number, format_reason, format_value, listed
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths
@@ -43,6 +43,7 @@ from sweeps.trust.importance import (
 from sweeps.trust.next_search import next_overrides
 from sweeps.view.outcome import SweepOutcome
 from sweeps.view.sweep_view import SweepView
+from sweeps.view.usage import spared_seeds
 
 _FEWEST_FOR_MEDIAN = 5
 _MOST_REGIONS, _MOST_BOUNDS, _MOST_REASONS = 2, 1, 2
@@ -214,9 +215,12 @@ class _Evidence:
         lead = f"Trial {best.number} has the best {self.metric}, {format_number(best.value)}"
         if best.over_seeds is not None:
             lead += f" ({best.over_seeds.in_words()})"
-        elif best.best_epoch is not None:
+        elif best.best_epoch is not None and self.spec.budget.reports > 1:
             budget = self.spec.budget
             lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
+        if alike := [one.number for one in self.ranked[1:] if one.value == best.value]:
+            others = f"trial {alike[0]} has" if len(alike) == 1 else f"{len(alike)} others have"
+            lead += f" ({others} the same)"
         yield Finding("best", f"{lead}{self._margin(best)}.")
 
     def _infeasible(self) -> Iterator[Finding]:
@@ -240,9 +244,9 @@ class _Evidence:
             return
         yield Finding(
             "equal",
-            f"All {len(self.ranked)} trials with a result have the same {self.metric}, so it says "
-            "nothing about what was searched; see whether a model learns at all, longer or at "
-            "other values, and whether the metric can show it.",
+            f"All {len(self.ranked)} trials with a result have the same {self.metric}, so it does "
+            "not tell which parameters are better; see whether a model learns at all, longer or "
+            "at other values, and whether the metric can show it.",
         )
 
     def _extra(self) -> Iterator[Finding]:
@@ -277,14 +281,16 @@ class _Evidence:
             return ""
         against = _against(best.value, median(whole))
         who = f"the median of {len(whole)} trials that trained to the end"
-        return f": {against}, {who} (none has the values without the search)"
+        could = self.spec.space.keys() <= self._own_values.keys()
+        return f": {against}, {who}{' (none has the values without the search)' * could}"
 
     def _uncertainty(self) -> str:
         """Return how much seeds alone change the difference of two values."""
-        found = chance_difference(self.view)
+        found, word = chance_difference(self.view), self.spec.repeats.word
         if found is None:
-            return "; each was trained once, so that seeds may explain a part of it"
-        return f"; a difference up to {format_number(found)} may come from the seeds alone (95 %)"
+            return f"; each was trained once, so that {word}s may explain a part of it"
+        up_to = format_number(found)
+        return f"; a difference up to {up_to} may come from the {word}s alone (95 %)"
 
     def _has_own_values(self, record: TrialSummary) -> bool:
         own, params = self._own_values, record.best_params
@@ -298,9 +304,10 @@ class _Evidence:
 
     def _exhausted(self) -> Iterator[Finding]:
         if len(self.records) >= self.spec.num_trials < self.spec.trials:
-            sentence = f"All {self.spec.num_trials} points of the space were tried"
+            sentence = f"The space has {counted(self.spec.num_trials, 'point')}, each was tried"
             yield Finding(
-                "space", f"{sentence}, so the sweep ended before trials: {self.spec.trials}."
+                "space",
+                f"{sentence}, and the sweep ended before trials: {self.spec.trials}.",
             )
 
     def _importance(self) -> Iterator[Finding]:
@@ -314,7 +321,8 @@ class _Evidence:
         if 0 < failed < len(region.trials):
             what = f"{what} or failed"
         where = region.words(self.names[region.key])
-        said = f"All {len(region.trials)} trials with {where} {what}."
+        number = len(region.trials)
+        said = f"{f'All {number} trials' if number > 1 else 'The one trial'} with {where} {what}."
         prior = self.spec.space[region.key].prior
         if prior is not None and region.contains(prior.value):
             said = f"{said} Its prior {format_value(prior.value)} lies there."
@@ -335,12 +343,20 @@ class _Evidence:
         ended = [r for r in every if r.state == "complete" or is_stopped_early(r)]
         if not any(is_stopped_early(r) or (r.reason or "").startswith(BY_PATIENCE) for r in ended):
             return
-        trained = sum(record.epoch for record in ended)
-        possible = len(ended) * max(self.spec.budget.reports, *(r.epoch for r in ended))
+        trained, spared = (
+            sum(record.epoch for record in ended),
+            sum(spared_seeds(self.view).values()),
+        )
+        whole = max(self.spec.budget.reports, *(r.epoch for r in ended))
+        possible = (len(ended) + spared) * whole
+        beside = ""
+        if spared:
+            further = counted(spared, f"further {self.spec.repeats.word}")
+            beside = f", those of {further} that never started included"
         yield Finding(
             "epochs",
-            f"{len(ended)} trial{'s' * (len(ended) > 1)} trained {trained} of {possible} "
-            f"{self.spec.budget.report_word}s: early stopping saved "
+            f"{counted(len(ended), 'trial')} trained {trained:,} of "
+            f"{counted(possible, self.spec.budget.report_word)}{beside}: early stopping saved "
             f"{percent(1 - trained / possible)}.",
         )
 
@@ -363,7 +379,8 @@ class _Evidence:
         if rest := len(largest) - len(parts):
             parts.append(f"{rest} other reasons" if rest > 1 else "1 other reason")
         yield Finding(
-            "failures", f"{len(failed)} of {len(self.records)} trials failed: {listed(parts)}."
+            "failures",
+            f"{len(failed)} of {counted(len(self.records), 'trial')} failed: {listed(parts)}.",
         )
 
 
@@ -373,7 +390,7 @@ def _against(mine: float, other: float) -> str:
         return f"equal to {format_number(other)}"
     word = "lower" if mine < other else "higher"
     share = abs(mine - other) / other if other > 0 and mine >= 0 else 0.0
-    much = f"{percent(share)} " if 0.005 <= share < 10 else ""
+    much = f"{percent(share)} " if 0.005 <= share < 1 else ""
     return f"{much}{word} than {format_number(other)}"
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from redaction.escapes import visible
+from sweeps.formatting import format_best
 from sweeps.ledger.attributes import COUNTED, Role
 from sweeps.ledger.over_seeds import alone, missing_seeds, state_of
 from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result, of_search
@@ -105,6 +106,23 @@ def is_feasible(rows: Sequence[TrialRow], spec: SweepSpec) -> bool | None:
         return None
     each = (spec.repeats.combine([metrics[name] for metrics in having]) for name in names)
     return not limits.violation([*each])
+
+
+_OF_THE_LOOP = ("best/", "grad_norm/", "memory/", "num_", "param/", "train/")
+
+
+def metrics_beside(metrics: Iterable[str], spec: SweepSpec) -> list[str]:
+    """Return the metrics that a task reports beside those that the sweep compares."""
+    known = {*spec.reported, "epoch", spec.budget.report_word}
+    return [one for one in metrics if one not in known and not one.startswith(_OF_THE_LOOP)]
+
+
+def ended_line(spec: SweepSpec, number: int, state: str, value: Any, reason: str | None) -> str:
+    """Return in one line how a trial ended, with its value and why."""
+    shown = ""
+    if value is not None:
+        shown = f", {format_best(spec.metrics, value, final=spec.select == 'final')}"
+    return f"trial {number} {state}{shown}{f': {reason}' if reason else ''}"
 
 
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from sweeps.errors import NO_SUCCESS, LedgerError, RevisionError, SpecError, UserError
+from sweeps.formatting import counted
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.ranking import closest, front_so_far
@@ -261,6 +262,20 @@ class SweepView:
         return trial_files(self.paths, self.spec, number).has_writer()
 
     @property
+    def num_unstarted(self) -> int:
+        """How many trials do not exist yet, which a sweep's status counts as waiting."""
+        known = self.sweep_trials
+        return known.num_missing + (known.num_unstarted if self.stop is None else 0)
+
+    def counts_in_words(self, counts: Mapping[str, int]) -> str:
+        """Return how many trials are in each state; waiting ones are those that are listed."""
+        listed = {**counts, "waiting": counts["waiting"] - self.num_unstarted}
+        words = [f"{count} {state}" for state, count in listed.items() if count]
+        if self.num_unstarted:
+            words.append(f"{self.num_unstarted} not started")
+        return ", ".join(words)
+
+    @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
         known = self.sweep_trials
@@ -280,9 +295,7 @@ class SweepView:
         """Return what `sweep list --json` prints of a sweep."""
         reason = self.stop or self.abort
         counts = Counter(self.trial_state(record) for record in self.records)
-        if self.stop is None:
-            counts["waiting"] += self.sweep_trials.num_unstarted
-        counts["waiting"] += self.sweep_trials.num_missing
+        counts["waiting"] += self.num_unstarted
         near = closest(self.records)
         best = [
             {
@@ -375,8 +388,9 @@ class SweepView:
         if not front:
             final = self.spec.select == "final"
             ended = "trained to its end, as select: final needs" if final else "ended with a value"
-            if (seeds := self.spec.repeats.seeds) > 1:
-                ended = f"trained to its end with all of its {seeds} seeds"
+            if (repeats := self.spec.repeats).seeds > 1:
+                every = counted(repeats.seeds, repeats.word)
+                ended = f"trained to its end with all of its {every}"
             raise NoBest(
                 f"no trial of sweep '{self.paths.name}' has {ended}; "
                 f"see: {self.paths.command('trials')}"

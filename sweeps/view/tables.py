@@ -208,7 +208,9 @@ def select_rows(
     top: int | None = None,
     state: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows to show, in their order."""
+    """Return the rows to show, in their order; the best first if only their number is given."""
+    if top is not None and sort is None:
+        sort = "value"
     if state is not None and state not in STATES:
         raise UserError(_unknown("--state", state, STATES, "state of a trial"))
     found = [row for row in rows if state in (None, row["state"])]

@@ -8,6 +8,7 @@ how much is left (`sweep_progress`), and removing files (`run.removal`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.formatting import format_device_hours, format_duration
+from sweeps.formatting import counted, format_device_hours, format_duration
 from sweeps.ledger.attributes import ORIGIN_COLUMNS
+from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.reconcile.stop_criteria import is_stopped_early
@@ -43,7 +45,8 @@ class Total:
     @property
     def note(self) -> str:
         """Say that some are unknown; empty if none is."""
-        return "" if self.known == self.of else f" (of {self.known} of {self.of} trials)"
+        of = counted(self.of, "trial")
+        return "" if self.known == self.of else f" (of {self.known} of {of})"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Usage:
     cpu_seconds: Total
     gpu_seconds: Total
     stopped: int
+    spared_seeds: int
+    """Further seeds, or folds, of stopped configurations, which never start."""
+    seed_word: str
     saved_epochs: int
     saved_seconds: Total
     saved_device_seconds: Total
@@ -93,20 +99,21 @@ class Usage:
 
     def _used(self) -> str:
         searched = self.epochs - self.extra_epochs
-        sentence = f"used: {searched:,} {self.report_word}s in {format_duration(self.seconds)}"
+        sentence = f"used: {counted(searched, self.report_word)}"
+        sentence += f" in {format_duration(self.seconds)}"
         if self.extra:
-            sentence += f", and {self.extra_epochs:,} of {self.extra:,} trial"
-            sentence += f"{'s' * (self.extra != 1)} beside the search"
+            epochs = counted(self.extra_epochs, self.report_word)
+            sentence += f", and {epochs} of {counted(self.extra, 'trial')} beside the search"
         if self.device_seconds.known:
             hours = format_device_hours(self.device_seconds.value, self.device)
             sentence += f"{', in all' if self.extra else ','} {hours}{self.device_seconds.note}"
         if self.planned is None:
-            return f"{sentence}; {self.trials:,} trial{'s' * (self.trials != 1)}"
+            return f"{sentence}; {counted(self.trials, 'trial')}"
         plan, count = self.planned, ""
         if plan["trials"] != self.trials - self.extra:
             planned, started = plan["trials"], self.trials - self.extra
-            count = f" for {planned:,} trial{'s' * (planned != 1)}; {started:,} started"
-        sentence += f"; planned: about {plan['expected_epochs']:,.0f} {self.report_word}s"
+            count = f" for {counted(planned, 'trial')}; {started:,} started"
+        sentence += f"; planned: about {counted(plan['expected_epochs'], self.report_word)}"
         if plan["seconds"] is not None:
             hours = format_device_hours(plan["device_seconds"], plan["device"])
             sentence += f" in {format_duration(plan['seconds'])}, {hours}"
@@ -121,7 +128,10 @@ class Usage:
     def _saved(self) -> str:
         one = self.stopped == 1
         who = f"{self.stopped:,} {'trial that was' if one else 'trials that were'} stopped"
-        sentence = f"saved: {self.saved_epochs:,} {self.report_word}s of {who}"
+        sentence = f"saved: {counted(self.saved_epochs, self.report_word)} of {who}"
+        if self.spared_seeds:
+            further = counted(self.spared_seeds, f"further {self.seed_word}")
+            sentence += f", and of {further} that never started"
         if not self.saved_seconds.known:
             return sentence
         sentence += f", about {format_duration(self.saved_seconds.value)} of training"
@@ -133,11 +143,13 @@ class Usage:
 def usage(view: SweepView) -> Usage:
     """Return what a sweep has taken so far."""
     budget, records = view.spec.budget.reports, view.records
+    spared = spared_seeds(view)
     started = [one for one in records if one.attempts or one.epoch]
     trained = {one.number: _trained(one, records) for one in started}
     furthest = _finished_epochs(records)
     saved = {
         one.number: max(0, budget - max(one.epoch, furthest.get(one.number, 0)))
+        + budget * spared.get(one.number, 0)
         for one in started
         if one.role != "finish"
         and (is_stopped_early(one) or (one.reason or "").startswith(BY_PATIENCE))
@@ -147,9 +159,18 @@ def usage(view: SweepView) -> Usage:
     def rate(of: Callable[[TrialSummary], float | None]) -> Callable[[TrialSummary], float | None]:
         """Return what the reports that a trial did not make would have taken."""
 
-        def found(one: TrialSummary) -> float | None:
+        def speed(one: TrialSummary) -> float | None:
             taken, epochs = of(one), trained[one.number]
-            return None if taken is None or not epochs else taken / epochs * saved[one.number]
+            return None if taken is None or not epochs else taken / epochs
+
+        # The start of a trial's process is much of a short trial: none was slower than whole ones.
+        ended = [one for one in started if one.role == "search" and one.state == "complete"]
+        whole = [each for one in ended if (each := speed(one))]
+        slowest = max(whole, default=math.inf)
+
+        def found(one: TrialSummary) -> float | None:
+            own = speed(one)
+            return None if own is None else min(own, slowest) * saved[one.number]
 
         return found
 
@@ -165,6 +186,8 @@ def usage(view: SweepView) -> Usage:
         cpu_seconds=_total(started, lambda one: one.cpu_seconds),
         gpu_seconds=gpu,
         stopped=len(stopped),
+        spared_seeds=sum(spared.values()),
+        seed_word=view.spec.repeats.word,
         saved_epochs=sum(saved.values()),
         saved_seconds=_total(stopped, rate(lambda one: one.seconds)),
         saved_device_seconds=_total(stopped, on_device),
@@ -172,6 +195,17 @@ def usage(view: SweepView) -> Usage:
         extra=len(extra),
         extra_epochs=sum(trained[one.number] for one in extra),
     )
+
+
+def spared_seeds(view: SweepView) -> dict[int, int]:
+    """Return how many further seeds never start, by the stopped trial that spares them."""
+    seeds = view.spec.repeats.seeds
+    spared = {}
+    for mine in configurations(view.records).values():
+        stopped = [one.number for one in mine if is_stopped_early(one)]
+        if stopped and len(mine) < seeds:
+            spared[stopped[0]] = seeds - len(mine)
+    return spared
 
 
 def usage_at_end(view: SweepView) -> Usage | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from pathlib import Path
 
 import pytest
 
+from sweeps.cli import render
+from sweeps.cli.plain_console import PlainConsole
+from sweeps.cli.run_console import PlainLines
 from sweeps.errors import SearchChanged, SpecError
 from sweeps.ledger.over_seeds import check_repeats
 from sweeps.ledger.reader import LedgerReader
@@ -17,6 +22,8 @@ from sweeps.recording.tags import end_tags, record_configuration
 from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.spec.trial_run import TrialSeed
 from sweeps.statistics.over_seeds import combine, standard_error
+from sweeps.trust.audit.read import audit_sweep
+from sweeps.trust.confirm import training_digest
 from sweeps.trust.findings import find
 from sweeps.view.observer import TrialStart
 from sweeps.view.sweep_progress import SweepProgress, best_with_value
@@ -59,11 +66,63 @@ def test_weights_are_those_of_the_typical_seed(made: MadeSweep) -> None:
     assert view.weights_of(view.record(5)).number == 5
 
 
+def test_folds_are_called_folds_wherever_a_user_reads_of_them(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, more="repeats: {folds: 3}")
+    for lr, values in ((0.01, (0.3, 0.4, 0.2)), (0.02, (0.5, 0.4, 0.6))):
+        first = made.add("complete", values[0], params={"train.optimizer.lr": lr})
+        for value in values[1:]:
+            made.repeat(first, "complete", value)
+    made.add("failed")
+    view = made.view
+    shown = io.StringIO()
+    console = PlainConsole(file=shown, width=200)
+    console.print(render.status(view.status(), view, find(view)))
+    console.print(render.trials(view.rows(), view.spec))
+    for number in (0, 1):
+        console.print(render.trial(view.details(number), view.spec))
+    console.print(render.best(view.best() | {"best_checkpoint": "c"}, view.spec, [], None))
+    lines = PlainLines(console, SweepProgress(made.spec))
+    lines.started(TrialStart(5, {}, 1, role="repeat", origin=4))
+    text = shown.getvalue()
+    cards = {card.id: card.evidence for card in audit_sweep(view).cards}
+    for said in (
+        "3 configurations of 3 folds: 2 complete, 1 failed",
+        "mean of 3 folds, standard error",
+        "it is that of the fold whose value is closest to this one",
+        "trial 5 started, a further fold of trial 4",
+    ):
+        assert said in text
+    assert re.search(r"\+- +folds", text)
+    assert re.search(r"^fold +1 of trial 0", text, re.MULTILINE)
+    assert "over 3 common folds" in cards["noise"]
+    assert "standard deviation over folds" in cards["noise"]
+    assert training_digest(made.spec), "what a confirmation stores"
+    assert "seed" not in text.replace("random_seed", "") + cards["noise"]
+    with pytest.raises(SearchChanged, match="compared with their folds, and other folds"):
+        check_repeats(made.spec, MadeSweep(tmp_path, "one").spec)
+
+
 def test_both_readers_return_the_same_configurations(made: MadeSweep) -> None:
     read = LedgerReader(made.paths.ledger).records()
     assert [(t.value, t.over_seeds) for t in read] == [
         (t.value, t.over_seeds) for t in made.ledger.trials()
     ]
+
+
+def test_waiting_trials_are_those_that_are_listed(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, more="repeats: 3")
+    sweep.add("complete", 0.5)
+    sweep.add(None)
+    view = sweep.view
+    listed = [row["state"] for row in view.rows()]
+    status = view.status()
+    assert (listed.count("waiting"), status["trials"]["waiting"]) == (1, 8)
+    said = view.counts_in_words(status["trials"])
+    assert said == "1 waiting, 1 complete, 7 not started"
+    shown = io.StringIO()
+    PlainConsole(file=shown, width=200).print(render.status(status, view))
+    assert f"small: interrupted, 9 trials: {said}\n" in shown.getvalue()
+    assert "3 configurations of 3 seeds: 1 not started, 2 running" in shown.getvalue()
 
 
 def test_status_counts_trials_and_configurations(made: MadeSweep) -> None:

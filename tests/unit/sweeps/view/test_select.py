@@ -114,7 +114,19 @@ def test_best_so_far_counts_trials_that_have_not_ended(sweep: MadeSweep, select:
     )
     shown = CliRunner().invoke(app, ["status", "small", "--root", str(sweep.paths.root)])
     word = "best so far" if select == "checkpoint" else "best"
-    assert f"{word}: trial {so_far[0]} with {so_far[1]:g}" in shown.output
+    assert f"{word}: trial {so_far[0]} with val/loss {so_far[1]:g}" in shown.output
+
+
+def test_first_trials_without_a_column_are_the_best(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, mode="max")
+    for value in (0.2, 0.9, 0.5):
+        sweep.add("complete", value)
+    rows = sweep.view.rows()
+    chosen = {
+        (sort, top): [row["number"] for row in select_rows(rows, sweep.spec, sort=sort, top=top)]
+        for sort, top in ((None, 2), (None, None), ("state", 2))
+    }
+    assert chosen == {(None, 2): [1, 2], (None, None): [0, 1, 2], ("state", 2): [0, 1]}
 
 
 @pytest.mark.parametrize(("value", "mode"), [(math.nan, "min"), (-math.inf, "min")])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST
-from sweeps.view.usage import usage
+from sweeps.trust.findings import find
+from sweeps.view.usage import spared_seeds, usage
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -57,10 +58,34 @@ def test_totals_are_those_of_all_trials(sweep: MadeSweep) -> None:
 
 
 def test_saved_time_is_that_of_each_trial_at_its_own_speed(sweep: MadeSweep) -> None:
+    """But at most at that of the slowest whole trial: a short one is mostly its start."""
     found = usage(sweep.view)
     assert (found.stopped, found.saved_epochs) == (2, 8 + 5)
-    assert found.saved_seconds.value == 8 * 5 + 5 * 2
+    assert found.saved_seconds.value == 8 * 4 + 5 * 2
     assert found.saved_device_seconds.value == found.saved_seconds.value / 2
+
+
+@pytest.mark.parametrize("word", ["seed", "fold"])
+def test_seeds_that_never_start_are_saved(tmp_path: Path, word: str) -> None:
+    made = MadeSweep(
+        tmp_path, more=f"repeats: {{{word}s: 3}}\nearly_stopping: {{scheduler: asha}}"
+    )
+    first = made.add("complete", *[0.5] * 10)
+    made.repeat(first, "complete", *[0.5] * 10)
+    made.repeat(first, "complete", *[0.5] * 10)
+    stopped = _train(made, 2, 10.0, stopped="asha at epoch 2: val/loss 1")
+    made.ledger.store_seconds(80.0)
+    assert spared_seeds(made.view) == {stopped: 2}
+    found = usage(made.view)
+    assert found.saved_epochs == 8 + 2 * 10
+    assert found.saved_seconds.value == 28 * 5
+    said = f"28 epochs of 1 trial that was stopped, and of 2 further {word}s that never started"
+    assert said in found.sentences()[-1]
+    saved = [one.sentence for one in find(made.view).sentences if one.topic == "epochs"]
+    assert saved == [
+        f"4 trials trained 32 of 60 epochs, those of 2 further {word}s that never started "
+        "included: early stopping saved 47 %."
+    ]
 
 
 def test_trial_that_was_finished_later_saved_nothing(sweep: MadeSweep) -> None:
@@ -101,7 +126,7 @@ def test_trials_that_confirm_are_not_of_the_plan(sweep: MadeSweep) -> None:
         sweep.ledger.report(new, epoch=1, step=10, value=1.0)
     used, *_ = usage(sweep.view).sentences()
     assert used.startswith(
-        "used: 18 epochs in 1m 20s, and 2 of 2 trials beside the search, in all"
+        "used: 18 epochs in 1m 20s, and 2 epochs of 2 trials beside the search, in all"
     )
     assert "started" not in used
 
