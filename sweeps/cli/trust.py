@@ -37,7 +37,7 @@ from sweeps.cli.console import (
 from sweeps.cli.plain_console import line, plain_table
 from sweeps.cli.run import Address, Grace
 from sweeps.errors import LATE, NO_SUCCESS
-from sweeps.formatting import format_best, format_time, joined, parse_duration, quoted
+from sweeps.formatting import counted, format_best, format_time, joined, parse_duration, quoted
 from trainable.user_code.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ def audit(
 ) -> None:
     """Check whether a result can be trusted; test or reproduce it.
 
-    Without an option it prints eight cards, each a question with its verdict and evidence.
+    Without an option it prints eight cards, each a question with its verdict and evidence, or why
+    it does not apply.
     """
     at_most_one({"--test": test, "--reproduce": reproduce, "--files": files})
     only_with(
@@ -363,7 +364,8 @@ def _curve(found: Reproduction) -> str:
     if not found.num_rows:
         return "curve: none to compare"
     return (
-        f"curve: the same in {found.num_rows} rows with {found.num_metrics} metrics, to step "
+        f"curve: the same in {counted(found.num_rows, 'row')} with "
+        f"{counted(found.num_metrics, 'metric')}, to step "
         f"{min(found.reached, found.end)}"
     )
 
@@ -400,14 +402,14 @@ def _test_lines(done: TrialTest, view: SweepView) -> Iterator[RenderableType]:
     yield Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold")
     yield Text(f"chosen by validation: {chosen}")
     yield Text(
-        f"{newest.num_samples:,} samples, checkpoint of {spec.budget.report_word} {newest.epoch}, "
-        f"step {newest.checkpoint_step}; {newest.precision} on {newest.device}"
+        f"{counted(newest.num_samples, 'sample')}, checkpoint of {spec.budget.report_word} "
+        f"{newest.epoch}, step {newest.checkpoint_step}; {newest.precision} on {newest.device}"
     )
     if not done.is_new:
         again = view.paths.command("audit", str(record.number), "--test", "--again")
         yield line(f"recorded {format_time(when)}; evaluate again with: {again}")
     if done.pending:
-        waiting = f"{done.pending} records are not delivered to the tracking store yet"
+        waiting = f"not delivered to the tracking store yet: {counted(done.pending, 'record')}"
         yield line(f"{waiting}; deliver them with: {view.paths.command('sync')}")
 
 
@@ -418,7 +420,7 @@ def _card_lines(found: Audit) -> Iterator[RenderableType]:
     spec = found.view.spec
     if len(spec.metrics) > 1:
         yield Text(f"The cards look at the first metric, {spec.metrics[0]}.\n")
-    for card in found.cards:
+    for card in found.applicable:
         verdict = card.verdict if card.verdict == "not enough data" else card.verdict.upper()
         yield Text.assemble(
             (verdict, _STYLES[card.verdict]), "  ", (card.question, "bold"), f"  ({card.id})"
@@ -430,5 +432,7 @@ def _card_lines(found: Audit) -> Iterator[RenderableType]:
         elif card.remedy is not None:
             yield Text(card.remedy)
         yield Text()
-    count = len(found.cards)
-    yield Text(f"{len(found.warned)} of {count} cards warn, from {found.num_trials} ended trials")
+    if found.not_applicable:
+        yield from (Text(one, style="dim") for one in found.not_applicable)
+        yield Text()
+    yield Text(found.in_words())

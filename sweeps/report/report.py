@@ -28,6 +28,7 @@ from plotly.offline import get_plotlyjs
 from redaction.escapes import visible
 from sweeps.errors import LedgerError
 from sweeps.formatting import (
+    counted,
     format_cells,
     format_duration,
     format_number,
@@ -150,9 +151,9 @@ def _header(sweep: SweepData, audit: Audit, mlflow: str | None) -> Header:
     # A resume may have changed the budget, or early stopping may have stopped all trials earlier.
     longest = max((record.epoch for record in sweep.view.records), default=0) or budget
     word = spec.budget.report_word
-    over = f"{budget} {word}s"
+    over = counted(budget, word)
     if longest != budget:
-        over = f"{longest} {word}s at most (the budget is {budget})"
+        over = f"{counted(longest, word)} at most (the budget is {budget})"
     answer = [
         f"{best.best_word}: trial {best.number} with {_result(sweep, best)}"
         for best in sweep.view.best_so_far()
@@ -160,9 +161,9 @@ def _header(sweep: SweepData, audit: Audit, mlflow: str | None) -> Header:
     if (near := closest(sweep.view.records)) is not None:
         answer = [infeasible_sentence(near)]
     facts = [
-        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}; "
-        f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
-        f"early stopping {early}",
+        f"{len(sweep.view.records)} of {counted(sweep.view.num_trials, 'trial')}: "
+        f"{by_state or 'none yet'}; {spec.objective_description} over {over}; "
+        f"sampler {spec.search.sampler}; early stopping {early}",
         *usage(sweep.view).sentences(),
         f"{audit.in_short()}; written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
     ]
@@ -213,18 +214,17 @@ def _commands(view: SweepView, findings: Findings, audit: Audit) -> Iterator[tup
 def audit_section(found: Audit) -> PageSection:
     """Return the cards as a table, and the commands of those that warn."""
     rows = [
-        [card.verdict, card.question, card.evidence, card.remedy or "-"] for card in found.cards
+        [card.verdict, card.question, card.evidence, card.remedy or "-"]
+        for card in found.applicable
     ]
     classes = [
-        {"pass": "pass", "warn": "warn"}.get(card.verdict, "unknown") for card in found.cards
+        {"pass": "pass", "warn": "warn"}.get(card.verdict, "unknown") for card in found.applicable
     ]
     body = table(["verdict", "question", "evidence", "remedy"], rows, classes)
+    body += "".join(f"<p>{escape(one)}</p>" for one in found.not_applicable)
     remedies = {found.command(card): card.remedy or card.id for card in found.warned}
     body += "".join(command_line(r, command) for command, r in remedies.items() if command)
-    sentence = (
-        f"Whether the result can be trusted, from {found.num_trials} ended trials: "
-        f"{len(found.warned)} of {len(found.cards)} cards warn."
-    )
+    sentence = f"Whether the result can be trusted: {found.in_words()}."
     return PageSection("Audit", sentence, body)
 
 
@@ -246,7 +246,8 @@ def _trials(sweep: SweepData, mlflow: str | None) -> PageSection:
     if sweep.spec.select == "final":
         which = "the last value of a trial that trained to its end"
     count = f"the first {_MOST_TRIALS:,}" if len(records) > _MOST_TRIALS else "all"
-    sentence = f"By {which}; {count} of {len(records):,} trials. A click on a column sorts by it."
+    count += f" of {counted(len(records), 'trial')}"
+    sentence = f"By {which}; {count}. A click on a column sorts by it."
     body = table(heads, rows, classes[:_MOST_TRIALS], sortable=True) if rows else _NO_VALUE
     return PageSection("Trials", sentence, body)
 
@@ -333,7 +334,7 @@ def _failures(sweep: SweepData) -> PageSection:
         ]
         for record in failed
     ]
-    count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
+    count = counted(len(failed), "trial")
     sentence = f"{count} failed; sweep show NAME TRIAL prints the traceback of one."
     heads = ["trial", "reason", sweep.spec.budget.report_word, "step", "parameters"]
     return PageSection("Failures", sentence, table(heads, rows))

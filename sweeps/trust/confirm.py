@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sweeps.errors import OriginChanged, UserError
-from sweeps.formatting import format_duration, format_number, format_reason, listed
+from sweeps.formatting import counted, format_duration, format_number, format_reason, listed
 from sweeps.ledger.attributes import Role
 from sweeps.ledger.ranking import front, ranking
 from sweeps.ledger.reasons import BY_ANOTHER_REQUEST
@@ -426,9 +426,10 @@ class Confirmation:
             if number in self.failed:
                 text = f"out: {self.failed[number]}"
             else:
-                out = f", out after {self.dropped[number]} seeds" if number in self.dropped else ""
-                chance = format_number(chances.get(number))
-                text = f"best with probability {chance}, {len(self.values[number])} seeds{out}"
+                chance, seeds = format_number(chances.get(number)), len(self.values[number])
+                text = f"best with probability {chance}, {counted(seeds, 'seed')}"
+                if number in self.dropped:
+                    text += f", out after {counted(self.dropped[number], 'seed')}"
             tags[number] = {"confirm": text}
         winner = self.winner
         tags[None] = {"confirmed_trial": "" if winner is None else str(winner)}
@@ -468,10 +469,11 @@ def find_leaders(
             found.setdefault(_point(trial), trial.number)
     if len(found) < LEAST_TOP:
         kind = "feasible configuration" if spec.constraints else "configuration"
-        have = f"{len(found) or 'no'} {kind}{'s' * (not found)} with a result"
+        have = counted(len(found), kind) if found else f"no {kind}s"
         remedy = paths.command("trials")
         raise UserError(
-            f"{name} has {have}; a confirmation compares {LEAST_TOP} or more; see: {remedy}"
+            f"{name} has {have} with a result; a confirmation compares {LEAST_TOP} or more; "
+            f"see: {remedy}"
         )
     if top is not None and top > len(found):
         raise UserError(
@@ -570,6 +572,8 @@ class ConfirmationResult:
     """How many runs ended well."""
     splits: bool
     """Whether each seed has its own split of the data."""
+    folds: bool
+    """Whether each seed holds out another fold of the data."""
     noise: float | None
     """The standard deviation over seeds of one configuration."""
     noise_runs: int
@@ -612,7 +616,7 @@ class ConfirmationResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         return {
-            **{key: value for key, value in asdict(self).items() if key != "word"},
+            **{key: value for key, value in asdict(self).items() if key not in ("word", "folds")},
             "is_decided": self.is_decided,
             "winner": self.first and self.first.number,
             "tied": [one.number for one in self.tied],
@@ -652,11 +656,11 @@ class ConfirmationResult:
             )
 
     def _verdict(self) -> Iterator[str]:
-        over = f"{_count(self.num_runs, 'run')} of {len(self.leaders)} leaders under "
-        over += _count(self.num_seeds, "seed")
+        over = f"{counted(self.num_runs, 'run')} of {len(self.leaders)} leaders under "
+        over += counted(self.num_seeds, "seed")
         if not self.has_ended:
-            known = f"{self.num_seeds} of at most {_count(self.max_seeds, 'seed')}"
-            yield f"The confirmation has not ended: {_count(self.num_runs, 'run')}, {known}."
+            known = f"{self.num_seeds} of at most {counted(self.max_seeds, 'seed')}"
+            yield f"The confirmation has not ended: {counted(self.num_runs, 'run')}, {known}."
             return
         if self.first is None:
             yield f"No leader is confirmed: a run of each of the {len(self.leaders)} failed."
@@ -687,7 +691,7 @@ class ConfirmationResult:
             spread = f" ({format_number(one.low)} to {format_number(one.high)}, {_LEVEL} %)"
         mean = (
             f"Expect {self.metric} {format_number(one.mean)}{spread} of trial {one.number}, its "
-            f"mean over {_count(len(one.values), 'seed')}"
+            f"mean over {counted(len(one.values), 'seed')}"
         )
         if one.optimism is None:
             yield f"{mean}."
@@ -704,11 +708,13 @@ class ConfirmationResult:
         if self.noise is None:
             yield "How far seeds spread is not known: that needs two runs of one configuration."
             return
-        what = "initial weights, order and split" if self.splits else "initial weights and order"
+        varied = ["initial weights", "order", *["split"] * self.splits, *["fold"] * self.folds]
+        what = listed(varied)
+        gap = f"were {format_number(self.gap)} apart" if self.gap else "had the same value"
         yield (
             f"The same configuration varies by {format_number(self.noise)} from seed to seed "
-            f"(standard deviation over {what}, from {_count(self.noise_runs, 'run')}); the "
-            f"search's two best trials were {format_number(self.gap)} apart."
+            f"(standard deviation over {what}, from {counted(self.noise_runs, 'run')}); the "
+            f"search's two best trials {gap}."
         )
 
 
@@ -769,6 +775,7 @@ def summarize(
         max_seeds=request.seeds,
         num_runs=found.num_runs,
         splits=request.split,
+        folds=spec.repeats.folds is not None,
         noise=noise.sd if noise else None,
         noise_runs=noise.num_values if noise else 0,
         gap=(second - first) * (1 if request.minimize else -1),
@@ -849,8 +856,4 @@ def _standing(found: Confirmation, result: Race | None, number: int) -> Standing
 
 
 def _why_dropped(seeds: int | None) -> str | None:
-    return None if seeds is None else f"it could not win any more after {_count(seeds, 'seed')}"
-
-
-def _count(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"
+    return None if seeds is None else f"it could not win any more after {counted(seeds, 'seed')}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
+from sweeps.formatting import counted
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.sqlite import database_damage
@@ -116,14 +117,14 @@ def _check(
         found.contradictions.append(Contradiction.of("sweep.yaml", view.damage, paths.spec))
     revisions = _revisions(paths)
     found.checked.append(
-        f"{len(revisions)} revision{'s' * (len(revisions) != 1)} of the spec"
-        if revisions
-        else "the spec"
+        f"{counted(len(revisions), 'revision')} of the spec" if revisions else "the spec"
     )
     for record in records:
         doing(f"comparing trial {record.number} of {len(records)}")
         found.contradictions.extend(TrialChecks(paths, view.spec, revisions, alone(record)).run())
-    found.checked.append(f"{len(records)} trials: ledger, configuration, curve and checkpoints")
+    found.checked.append(
+        f"{counted(len(records), 'trial')}: ledger, configuration, curve and checkpoints"
+    )
     doing("comparing the outbox and the tracking store")
     readable = not any(one.where.startswith("trial ") for one in found.contradictions)
     if view.delivered.damage:
@@ -212,13 +213,14 @@ def _outbox(view: SweepView, found: Verification) -> Iterator[Contradiction]:
     found.checked.append("the outbox")
     if view.delivered.refused:
         found.notes.append(
-            f"the tracking server has rejected {view.delivered.refused} records for good"
+            "rejected by the tracking server for good: "
+            f"{counted(view.delivered.refused, 'record')}"
         )
     if view.delivered.pending:
         deliver = view.paths.command("sync")
         found.notes.append(
-            f"{view.delivered.pending} records wait for the tracking store, so only its runs and "
-            f"their states were compared; deliver them with: {deliver}"
+            f"waiting for the tracking store: {counted(view.delivered.pending, 'record')}, so "
+            f"only its runs and their states were compared; deliver with: {deliver}"
         )
 
 
@@ -258,7 +260,7 @@ def _tracking(
     except StoreUnreadable as error:
         yield Contradiction.of("tracking store", error, file)
         return
-    found.checked.append(f"{1 + len(records)} runs in the tracking store")
+    found.checked.append(f"{counted(1 + len(records), 'run')} in the tracking store")
 
 
 def _missing(one: MissingData, command: str) -> Contradiction:

@@ -14,7 +14,7 @@ from statistics import fmean
 from sweeps.formatting import format_number
 from sweeps.spec.space import Distribution
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
-from sweeps.trust.audit.card import Card
+from sweeps.trust.audit.card import RUN_MORE, SAME_VALUES, Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, top_fifth
 from sweeps.trust.evidence import NearBound, Side, ends, near_bounds, place
 from sweeps.trust.importance import has_effect
@@ -41,13 +41,13 @@ def bounds(data: AuditData) -> Card:
     ranked, leaders = data.ranked, top_fifth(data.ranked)
     keys = [key for key, one in data.space.items() if _outer_share(one) is not None]
     if data.population or not keys:
-        why = "Trials changed their parameters." if data.population else "No range is searched."
-        return _card("not enough data", why)
+        why = "trials changed their parameters." if data.population else "no range is searched."
+        return _card("does not apply", why)
     if len(ranked) < _FEWEST:
-        text = f"{len(ranked)} trials have a result; the card needs {_FEWEST}."
-        return _card("not enough data", text, remedy="run more trials")
+        text = f"Trials with a result: {len(ranked)}; the card needs {_FEWEST}."
+        return _card("not enough data", text, remedy=RUN_MORE)
     if flat := data.all_equal([t.value or 0.0 for t in ranked]):
-        return _card("not enough data", flat)
+        return _card("not enough data", flat, remedy=SAME_VALUES)
     acts = _acting(data, ranked, leaders)
     found = [one for one in _at_ends(data, ranked, leaders, keys) if acts(one)]
     known = {one.bound.key for one in found}
@@ -77,8 +77,8 @@ def bounds(data: AuditData) -> Card:
         )
         for one in by_chance:
             text += (
-                f" The {one.bound.num_leaders} best have {data.name(one.bound.key)} there, but it "
-                "has no clear effect."
+                f" The {one.bound.num_leaders} best have {data.name(one.bound.key)} near an end, "
+                f"but {data.name(one.bound.key)} has no clear effect."
             )
         return _card("pass", text, figure)
     evidence = " ".join(_sentence(data, one, len(leaders), len(ranked)) for one in found)

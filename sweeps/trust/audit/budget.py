@@ -11,8 +11,9 @@ from functools import partial
 from statistics import fmean, median, stdev
 from typing import Any
 
+from sweeps.formatting import counted
 from sweeps.statistics.proportions import binomial_tail
-from sweeps.trust.audit.card import Card
+from sweeps.trust.audit.card import RUN_MORE, Card
 from sweeps.trust.audit.data import AuditData, AuditTrial, top_fifth
 
 _card = partial(Card, "budget", "Is the budget of a trial too small or too large?")
@@ -29,12 +30,12 @@ def budget(data: AuditData) -> Card:
     whole = [t for t in data.ranked if _is_whole(data, t)]
     leaders = top_fifth(whole) if len(whole) >= 5 * _FEWEST else whole[:_FEWEST]
     count, reports, word = len(leaders), data.reports, data.word
-    if count < _FEWEST or reports < _FEWEST_REPORTS:
-        text = (
-            f"{len(whole)} trials ran all of {reports} {word}s; the card needs {_FEWEST} with "
-            f"{_FEWEST_REPORTS} {word}s."
-        )
-        return _card("not enough data", text)
+    if reports < _FEWEST_REPORTS:
+        why = f"a budget of {counted(reports, word)} is shorter than {_FEWEST_REPORTS}."
+        return _card("does not apply", why)
+    if count < _FEWEST:
+        text = f"Trials that ran all {reports} {word}s: {len(whole)}; the card needs {_FEWEST}."
+        return _card("not enough data", text, remedy=RUN_MORE)
     bests = {t.number: _best_report(data, t) for t in leaders}
     last = sum(best == reports for best in bests.values())
     early = sum(best <= reports // 2 for best in bests.values())
@@ -48,7 +49,7 @@ def budget(data: AuditData) -> Card:
         "gain_of_last_tenth": gain,
         "standard_error": error,
     }
-    said = f"of the {count} best of {len(whole)} trials that ran all of {reports} {word}s"
+    said = f"of the {count} best among {len(whole)} trials that ran all {reports} {word}s"
     # A curve that has ended has its best report anywhere in its flat half, by chance.
     by_chance = binomial_tail(last, count, 2 / reports)
     if 2 * last > count and by_chance < _CHANCE and gain > max(_LEAST_GAIN, 2 * error):

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["pass", "warn", "not enough data"]
+Verdict = Literal["pass", "warn", "not enough data", "does not apply"]
+"""A card without enough data says what it needs; one that cannot apply to a sweep says why."""
+RUN_MORE = "run more trials"
+SAME_VALUES = "see whether the model learns, and whether the metric can show it"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from sweeps.trust.audit.card import Card
+from sweeps.formatting import counted
+from sweeps.trust.audit.card import RUN_MORE, Card
 from sweeps.trust.audit.data import AuditData, Clipping
 
 _card = partial(Card, "clipping", "Is the clipping norm in the range of the gradient norms?")
@@ -22,12 +23,13 @@ _KEY = "train.clip.max_norm"
 def clipping(data: AuditData) -> Card:
     """Warn if more than half of the best trials' steps are clipped, or none of them."""
     found = [t.clipping for t in data.ranked if t.clipping is not None]
+    if not data.ranked:
+        return _card("not enough data", "No trial has a result.", remedy=RUN_MORE)
     if not found:
-        text = "No trial recorded how many of its steps were clipped."
-        return _card("not enough data", text)
+        return _card("does not apply", "no trial tells how many of its steps were clipped.")
     clipped = [one for one in found if one.max_norm is not None]
     if not clipped:
-        text = f"Gradients are not clipped by their norm ({len(found)} trials)."
+        text = f"Gradients are not clipped by their norm ({counted(len(found), 'trial')})."
         return _card("pass", text, {"num_trials": len(found)})
     steps = sum(one.steps for one in clipped)
     share = sum(one.share * one.steps for one in clipped) / steps if steps else 0.0
@@ -42,7 +44,7 @@ def clipping(data: AuditData) -> Card:
     evidence = f"{share:.1%} of {steps:,} steps of the best {what} were clipped{_norms(clipped)}."
     if steps < _FEWEST_STEPS:
         text = f"{evidence} The card needs {_FEWEST_STEPS} steps."
-        return _card("not enough data", text, figure)
+        return _card("not enough data", text, figure, RUN_MORE)
     if share > _TOO_MANY:
         remedy = "raise the clipping norm: such a bound sets the length of most steps"
     elif share == 0:

@@ -84,8 +84,12 @@ class AuditData:
     """The reports of a full run."""
     word: str = "epoch"
     """What one report is called."""
+    seed_word: str = "seed"
+    """What one training of a configuration is called: `seed` or `fold`."""
     rungs: Sequence[int] = ()
     """The reports at which early stopping compares trials; empty without such a rule."""
+    can_exempt: bool = True
+    """Whether trials of this sweep can be exempt from early stopping."""
     reduction: int = 3
     """One trial in this many continues beyond a rung."""
     repeats: Mapping[int, Mapping[int, float]] = field(default_factory=dict)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sweeps.formatting import listed
+from sweeps.formatting import counted, listed
 from sweeps.spec.yaml_scalars import write_flow
 from sweeps.statistics.variance_shares import Share
-from sweeps.trust.audit.card import Card
+from sweeps.trust.audit.card import RUN_MORE, SAME_VALUES, Card
 from sweeps.trust.audit.data import AuditData
 from sweeps.trust.importance import as_numbers, importance_sentence, least_trials, percent
 
@@ -29,19 +29,19 @@ _MOST_PAIRS = 2
 def effects(data: AuditData) -> Card:
     """Warn of parameters that explain less than a twentieth; pass only if all are known."""
     if data.population:
-        return _card("not enough data", "Trials changed their parameters.")
+        return _card("does not apply", "trials changed their parameters.")
     found = data.importance
     if found is None:
         values = [t.value for t in data.ranked if t.value is not None]
         if flat := data.all_equal(values):
-            return _card("not enough data", flat)
+            return _card("not enough data", flat, remedy=SAME_VALUES)
         num_different = len(set(data.places.values()))
         text = (
-            f"{len(data.places)} trials have a result, {num_different} of them different; the "
-            f"effects of {len(data.space)} parameters need "
-            f"{least_trials(data.space, data.params)} trials."
+            f"Trials with a result: {len(data.places)}, {num_different} of them different; the "
+            f"effects of {counted(len(data.space), 'parameter')} need "
+            f"{least_trials(data.space, data.params)}."
         )
-        return _card("not enough data", text, remedy="run more trials")
+        return _card("not enough data", text, remedy=RUN_MORE)
     idle = [key for key, share in found.shares.items() if _is_idle(share)]
     figure = {
         "num_trials": found.num_trials,
@@ -65,13 +65,13 @@ def effects(data: AuditData) -> Card:
             f"{evidence} All together explain {percent(found.explained)}: too little to call a "
             "parameter idle."
         )
-        return _card("not enough data", text, figure, "run more trials")
+        return _card("not enough data", text, figure, RUN_MORE)
     if idle:
         fixed = listed([names[key] for key in idle])
         remedy = f"search {fixed} no longer: fix it at the best trial's value"
         return _card("warn", evidence, figure, remedy, _fixed(data, idle))
     if not all(share.is_known for share in found.shares.values()):
-        return _card("not enough data", evidence, figure, "run more trials")
+        return _card("not enough data", evidence, figure, RUN_MORE)
     return _card("pass", evidence, figure)
 
 

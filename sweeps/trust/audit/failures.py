@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sweeps.formatting import counted
 from sweeps.spec.space import Choice, is_number
 from sweeps.statistics.proportions import hypergeometric_tail, wilson_interval
-from sweeps.trust.audit.card import Card
+from sweeps.trust.audit.card import RUN_MORE, Card
 from sweeps.trust.audit.data import AuditData
 from sweeps.trust.evidence import Params, Region, by_option, ends, values_of
 
@@ -48,8 +49,8 @@ def failures(data: AuditData) -> Card:
     count = len(data.trials)
     figure: dict[str, Any] = {"num_failed": len(bad), "num_trials": count, "region": None}
     if count < _FEWEST:
-        text = f"{len(bad)} of {count} trials failed; the card needs {_FEWEST} trials."
-        return _card("not enough data", text, figure)
+        text = f"{len(bad)} of {counted(count, 'trial')} failed; the card needs {_FEWEST} trials."
+        return _card("not enough data", text, figure, RUN_MORE)
     said = f"{len(bad)} of {count} trials diverged or failed"
     region = None
     if len(bad) >= _FEWEST_FAILED and not data.population:

@@ -12,8 +12,8 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from sweeps.formatting import format_number
-from sweeps.trust.audit.card import Card
+from sweeps.formatting import counted, format_number
+from sweeps.trust.audit.card import RUN_MORE, Card
 from sweeps.trust.audit.data import AuditData
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def noise(data: AuditData) -> Card:
     """Compare the gap between the best two trials with the standard deviation over seeds."""
     ranked = data.ranked
     if len(ranked) < 2:
-        text = f"{len(ranked)} trials have a result; the gap needs two."
-        return _card("not enough data", text, remedy="run more trials")
+        text = f"Trials with a result: {len(ranked)}; the gap needs two."
+        return _card("not enough data", text, remedy=RUN_MORE)
     repeats = {
         number: {seed: value for seed, value in one.items() if math.isfinite(value)}
         for number, one in data.repeats.items()
@@ -37,10 +37,11 @@ def noise(data: AuditData) -> Card:
     floor = data.noise_floor
     if floor is None:
         gap = abs((ranked[0].value or 0.0) - (ranked[1].value or 0.0))
+        far = f"are {format_number(gap)} apart in" if gap else "have the same"
         text = (
-            f"Trials {ranked[0].number} and {ranked[1].number} are {format_number(gap)} apart in "
-            f"{data.metric}, each from one seed; no trial was trained with several seeds, so the "
-            "noise is unknown."
+            f"Trials {ranked[0].number} and {ranked[1].number} {far} "
+            f"{data.metric}, each from one {data.seed_word}; no trial was trained with several, "
+            "so the noise is unknown."
         )
         remedy = "train the best trials again under other seeds"
         return _card("not enough data", text, {"gap": gap}, remedy, ("confirm",))
@@ -68,14 +69,16 @@ def _by_seeds(
     found = paired_difference(values, others, _LEVEL)
     if found is not None:
         num_shared = len(mine.keys() & other.keys())
-        gap, half, from_seeds = abs(found.mean), found.half_width, f"{num_shared} common seeds"
+        from_seeds = counted(num_shared, f"common {data.seed_word}")
+        gap, half = abs(found.mean), found.half_width
     else:
         gap = abs(fmean(mine.values()) - fmean(other.values()))
         half = _half_width(floor, 1 / len(mine) + 1 / len(other))
-        from_seeds = f"{len(mine)} and {len(other)} seeds"
+        from_seeds = f"{len(mine)} and {len(other)} {data.seed_word}s"
     evidence = (
         f"The means of trials {first} and {second} over {from_seeds} are {format_number(gap)} "
-        f"apart in {data.metric}, with an interval of ±{format_number(half)}; {_floor(floor)}."
+        f"apart in {data.metric}, with an interval of ±{format_number(half)}; "
+        f"{_floor(data, floor)}."
     )
     card = _verdict(floor, gap, half, (first, second), evidence, data.tied)
     if data.tied is None:
@@ -97,8 +100,9 @@ def _by_floor(data: AuditData, floor: NoiseFloor, numbers: Sequence[int]) -> Car
     half = _half_width(floor, 2)
     evidence = (
         f"Trials {first.number} and {second.number} are {format_number(gap)} apart in "
-        f"{data.metric}, each from one seed; a difference up to {format_number(half)} may come "
-        f"from the seeds alone (95 %); {_floor(floor)}."
+        f"{data.metric}, each from one {data.seed_word}; a difference up to "
+        f"{format_number(half)} may come from the {data.seed_word}s alone (95 %); "
+        f"{_floor(data, floor)}."
     )
     return _verdict(floor, gap, half, (first.number, second.number), evidence)
 
@@ -136,9 +140,9 @@ def _verdict(
     return _card("warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
 
 
-def _floor(floor: NoiseFloor) -> str:
+def _floor(data: AuditData, floor: NoiseFloor) -> str:
     return (
-        f"the standard deviation over seeds of one configuration is "
+        f"the standard deviation over {data.seed_word}s of one configuration is "
         f"{format_number(floor.sd)} (from {floor.num_values} values of "
-        f"{floor.num_configurations} configurations)"
+        f"{counted(floor.num_configurations, 'configuration')})"
     )

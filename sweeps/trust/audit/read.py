@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
+from sweeps.formatting import counted
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import command_line
 from sweeps.reconcile.stop_criteria import is_stopped_early
@@ -51,12 +52,29 @@ class Audit:
         """The cards that warn."""
         return [card for card in self.cards if card.verdict == "warn"]
 
+    @property
+    def applicable(self) -> list[Card]:
+        """The cards that can apply to this sweep."""
+        return [card for card in self.cards if card.verdict != "does not apply"]
+
+    @property
+    def not_applicable(self) -> list[str]:
+        """A line for each card that cannot apply to this sweep, with the reason."""
+        others = [card for card in self.cards if card.verdict == "does not apply"]
+        return [f"{card.id} does not apply: {card.evidence}" for card in others]
+
+    def in_words(self) -> str:
+        """Return how many cards warn, and from how many trials they are."""
+        return (
+            f"{len(self.warned)} of {counted(len(self.applicable), 'card')} warn, from "
+            f"{counted(self.num_trials, 'ended trial')}"
+        )
+
     def in_short(self) -> str:
         """Return the audit in one line."""
-        known = [card for card in self.cards if card.verdict != "not enough data"]
-        count = f"{len(self.warned)} of {len(self.cards)} warn"
+        count = f"{len(self.warned)} of {len(self.applicable)} warn"
         names = f" ({', '.join(card.id for card in self.warned)})" if self.warned else ""
-        unknown = len(self.cards) - len(known)
+        unknown = sum(card.verdict == "not enough data" for card in self.cards)
         missing = f", {unknown} without enough data" if unknown else ""
         return f"audit: {count}{names}{missing}"
 
@@ -143,7 +161,9 @@ def audit_data(view: SweepView) -> AuditData:
         minimize=view.ledger.minimize,
         reports=reports,
         word=spec.budget.report_word,
+        seed_word=spec.repeats.word,
         rungs=rungs,
+        can_exempt=not spec.is_of_script,
         reduction=getattr(rule, "reduction", 3),
         repeats=seed_values(view),
         tied=(view.series_result and view.series_result.best) or None,

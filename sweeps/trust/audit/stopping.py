@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from sweeps.formatting import counted
 from sweeps.statistics.proportions import FEWEST, RankCorrelation, kendall, wilson_interval
 from sweeps.trust.audit.card import Card
 from sweeps.trust.audit.data import AuditData, AuditTrial
@@ -27,12 +28,12 @@ def stopping(data: AuditData) -> Card:
     """Compare the order of trials at each rung with their order at the end."""
     stopped = sum(t.stopped_early for t in data.trials)
     if not data.rungs:
-        text = (
-            f"{stopped} of {len(data.trials)} trials were stopped early, by a rule without rungs."
-            if stopped
-            else f"No rule stops trials: {len(data.trials)} trials."
+        return _card("does not apply", "no rule stops trials at rungs.")
+    if not data.can_exempt:
+        why = (
+            "trials of a function cannot be exempt from early stopping, and others are survivors."
         )
-        return _card("not enough data" if stopped else "pass", text)
+        return _card("does not apply", why)
     ends = {t.number: value for t in data.trials if (value := _end(data, t)) is not None}
     exempt = [t for t in data.trials if t.exempt and t.number in ends]
     unbiased = len(exempt) >= FEWEST
@@ -51,7 +52,8 @@ def stopping(data: AuditData) -> Card:
         for rung, one in rungs.items()
     )
     taus = (
-        f"Kendall's tau with the end by rung, from {len(compared)} trials: {shown}."
+        "How well the order at a rung agrees with the one at the end (Kendall's tau, at most 1), "
+        f"from {counted(len(compared), 'trial')}: {shown}."
         if rungs
         else ""
     )
@@ -65,7 +67,7 @@ def stopping(data: AuditData) -> Card:
             "warn",
             evidence,
             figure,
-            f"start a sweep whose first rung is later: {later} {data.word}s or more",
+            f"start a sweep whose first rung is later: {counted(later, data.word)} or more",
             ("init", "-s", f"early_stopping.grace_epochs={later}"),
         )
     if rungs and all(one.low > _LEAST for one in rungs.values()):
@@ -143,11 +145,11 @@ def _biased(
     data: AuditData, exempt: int, compared: int, taus: str, figure: dict[str, Any]
 ) -> Card:
     text = (
-        f"{exempt} trials were exempt from early stopping, and the card needs {FEWEST}. "
-        f"{f'{taus} These ' if taus else f'The {compared} trials that ran to the end '}"
-        "are survivors, which are alike at the rungs, so the figure is biased downwards."
+        f"Trials exempt from early stopping: {exempt}; the card needs {FEWEST}. "
+        f"{f'{taus} These ' if taus else f'Trials that ran to the end ({compared}) '}"
+        "are survivors, which are alike at the rungs and agree less than all trials would."
         if compared
-        else f"No trial ran to the end of {data.reports} {data.word}s."
+        else f"No trial ran to the end of {counted(data.reports, data.word)}."
     )
     return _card(
         "not enough data",

@@ -15,7 +15,7 @@ from typing import Any
 
 from sweeps.formatting import format_number
 from sweeps.statistics.proportions import wilson_interval
-from sweeps.trust.audit.card import Card
+from sweeps.trust.audit.card import RUN_MORE, Card
 from sweeps.trust.audit.data import AuditData
 
 _card = partial(Card, "validation", "Is the validation set large enough?")
@@ -33,18 +33,18 @@ def validation(data: AuditData) -> Card:
     """Warn if chance on the validation set makes a third of what the search gained."""
     ranked = data.ranked
     if not is_share(data.metric):
-        text = f"{data.metric} is no share of right answers, so its chance is not that of a count."
-        return _card("not enough data", text)
+        return _card("does not apply", f"{data.metric} is no share of right answers.")
     count = data.num_validation
     if not count:
-        text = "The number of validation samples is not known."
-        return _card("not enough data", text)
+        if not ranked:
+            return _card("not enough data", "No trial has a result.", remedy=RUN_MORE)
+        return _card("does not apply", "the number of validation samples is not recorded.")
     values = [t.value or 0.0 for t in ranked]
     unit = 100.0 if any(value > 1 for value in values) else 1.0
     values = [value / unit for value in values]
     if len(values) < _FEWEST or not all(0 <= value <= 1 for value in values):
-        text = f"{len(values)} trials have a share from 0 to 1; the card needs {_FEWEST}."
-        return _card("not enough data", text)
+        text = f"Trials with a share from 0 to 1: {len(values)}; the card needs {_FEWEST}."
+        return _card("not enough data", text, remedy=RUN_MORE)
     best = values[0]
     low, high = wilson_interval(best * count, count)
     report, losses = data.comparable()

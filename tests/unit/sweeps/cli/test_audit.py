@@ -68,10 +68,14 @@ def _cards(sweep: MadeSweep) -> dict[str, dict[str, Any]]:
 def test_all_cards_are_in_words_and_in_json(sweep: MadeSweep) -> None:
     cards, said = _cards(sweep), _audit(sweep)
     assert list(cards) == list(CARDS)
-    assert {card["verdict"] for card in cards.values()} <= {"pass", "warn", "not enough data"}
-    for card in cards.values():
-        assert card["question"] in said
+    assert {card["verdict"] for card in cards.values()} == {
+        "pass", "warn", "not enough data", "does not apply",
+    }  # fmt: skip
+    for name, card in cards.items():
+        folded = card["verdict"] == "does not apply"
         assert card["evidence"] in said
+        assert (f"{name} does not apply: {card['evidence']}" in said) == folded
+        assert (card["question"] in said) == (not folded)
         assert card["command"] is None or card["command"] in said
     assert cards["bounds"]["verdict"] == "warn"
     assert cards["bounds"]["figure"]["bounds"][0]["key"] == LR
@@ -99,12 +103,17 @@ def test_commands_of_cards_are_accepted(sweep: MadeSweep, monkeypatch: pytest.Mo
 def test_status_and_report_show_the_audit(sweep: MadeSweep) -> None:
     warned = [card["id"] for card in _cards(sweep).values() if card["verdict"] == "warn"]
     line = ["status", "small", "--root", str(sweep.paths.root)]
-    assert f"audit: {len(warned)} of {len(CARDS)} warn" in CliRunner().invoke(app, line).stdout
+    folded = [c for c in _cards(sweep).values() if c["verdict"] == "does not apply"]
+    of = len(CARDS) - len(folded)
+    assert f"audit: {len(warned)} of {of} warn" in CliRunner().invoke(app, line).stdout
     status = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
     assert [name for name, verdict in status["audit"].items() if verdict == "warn"] == warned
     section = audit_section(audit_sweep(sweep.view))
     assert section.title == "Audit"
-    assert all(card["question"] in section.body for card in _cards(sweep).values())
+    assert all(
+        (c["question"] in section.body) == (c not in folded) for c in _cards(sweep).values()
+    )
+    assert all(f" does not apply: {c['evidence']}" in section.body for c in folded)
     assert "sweep resume small" in section.body
     sweep.add(None, 0.6)
     assert "audit:" not in CliRunner().invoke(app, line).stdout

@@ -305,7 +305,17 @@ def test_better_trial_that_ended_later_asks_for_another_confirmation(tmp_path: P
     assert said.in_one_sentence() == sentence
     topics = {one.topic: one.sentence for one in find(made.view).sentences}
     assert topics["confirmed"] == sentence
-    assert _json(made, "best", "--confirmed")["confirmation"]["said"] == sentence
+    found = _json(made, "best", "--confirmed")
+    assert found["confirmation"]["said"] == sentence
+    mean, seen = (f"{value:.4g}" for value in (found["confirmation"]["mean"], found["value"]))
+    assert mean != seen, "the search chose a lucky one"
+    root = ["--root", str(made.paths.root)]
+    said = CliRunner().invoke(app, ["best", made.paths.name, "--confirmed", *root]).stdout
+    first, seeds = said.splitlines()[0], len(found["confirmation"]["values"])
+    assert first == (
+        f"trial {found['number']}: val/loss {mean}, its mean over {seeds} seeds of the "
+        f"confirmation (best val/loss {seen} in the search)"
+    )
 
 
 def test_failed_leader_is_never_silent(tmp_path: Path) -> None:
