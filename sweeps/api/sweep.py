@@ -24,6 +24,7 @@ from sweeps.api.sweep_file import SweepKeys, override_texts, short_form, sweep_f
 from sweeps.api.trial import Trial
 from sweeps.artifacts import export
 from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
+from sweeps.formatting import counted
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.run.stop_requests import stop
 from sweeps.spec.automatic import AutoChoice
@@ -33,7 +34,8 @@ from sweeps.trust.audit.read import audit_sweep, status_with_audit
 from sweeps.trust.confirm import confirmed_trial, find_confirmation
 from sweeps.trust.findings import find
 from sweeps.view.compare import compare as compare_views
-from sweeps.view.sweep_view import SweepView
+from sweeps.view.sweep_progress import ended_line
+from sweeps.view.sweep_view import SweepView, UnknownSweep
 from sweeps.view.tables import curves_frame, leaders_frame, trials_frame, write_tables
 
 if TYPE_CHECKING:
@@ -227,7 +229,9 @@ class Sweep:
         note = what_auto_took(self._choices) if self._choices else ""
         if self._light is not None:
             with progress_bar(self.paths, self._spec, note or FULL_DOOR, always=True) as look:
-                self._light.run(look)
+                error = self._light.run(look)
+            if error is not None:
+                raise error
             return self
         with self._written() as arguments:
             self._drive("run", *arguments, *self._root(), *flags_of(offline=offline), note=note)
@@ -409,7 +413,12 @@ class Sweep:
         return written_file(self.name, self._file, self._overrides, self._text)
 
     def _view(self) -> SweepView:
-        return SweepView(self.paths)
+        try:
+            return SweepView(self.paths)
+        except UnknownSweep as error:
+            if self._text is not None or self._file is not None:  # else it was opened by its name
+                error.add_note("this sweep has not begun; start it with run()")
+            raise
 
     @property
     def status(self) -> dict[str, Any]:
@@ -427,8 +436,8 @@ class Sweep:
     def audit(self) -> dict[str, Any]:
         """Check whether the result can be trusted: the object of `sweep audit --json`.
 
-        Each of its `cards` has an `id`, a `verdict` (`pass`, `warn` or `not enough data`), the
-        `evidence` in a sentence, and the numbers as `figure`.
+        Each of its `cards` has an `id`, a `verdict` (`pass`, `warn`, `not enough data` or
+        `does not apply`), the `evidence` in a sentence, and the numbers as `figure`.
 
         Examples:
             >>> cards = Sweep.open("digits").audit()["cards"]
@@ -619,11 +628,12 @@ class Sweep:
         """Return the state and the best trials, for a notebook."""
         if not self.paths.exists():
             return f"<p>{html.escape(repr(self))}</p>"
-        status = self._view().status()
-        counts = ", ".join(
-            f"{count} {state}" for state, count in status["trials"].items() if count
+        view = self._view()
+        status = view.status()
+        counts = view.counts_in_words(status["trials"])
+        said = (
+            f"{self.name}: {status['state']}, {counted(status['num_trials'], 'trial')}: {counts}"
         )
-        said = f"{self.name}: {status['state']}, {status['num_trials']} trials: {counts}"
         return f"<p>{html.escape(said)}</p>{self.compare()._repr_html_()}"
 
     @property
@@ -697,6 +707,8 @@ def progress_bar(
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that updates the bar, and in a notebook the best trials below it.
 
+    Where neither a notebook nor a terminal shows a bar, each trial that ends has a line.
+
     Args:
         paths: The sweep's files.
         spec: The sweep.
@@ -716,10 +728,9 @@ def progress_bar(
         tqdm(total=spec.max_runs, desc=paths.name, unit="trial", disable=hidden) as bar,
         _changing_html() as show,
     ):
+        said = _ended(paths)
 
         def update() -> None:
-            if bar.disable:
-                return
             try:
                 view = SweepView(paths)
                 found = view.status()
@@ -727,6 +738,10 @@ def progress_bar(
                     show(_leaders([view], 5))
             except (ValueError, LedgerError, RevisionError, SpecError, OSError):
                 return  # it has not begun, or is just being written
+            if bar.disable:
+                for line in _ended_since(view, said):
+                    tqdm.write(line, file=sys.stderr)
+                return
             bar.total = found["num_trials"]
             bar.n = sum(found["trials"][state] for state in _ENDED)
             if isinstance(best := found["best"], dict):
@@ -735,6 +750,23 @@ def progress_bar(
 
         yield update
         update()
+
+
+def _ended(paths: SweepPaths) -> set[int]:
+    """Return which trials have ended before."""
+    if not paths.exists():
+        return set()
+    return {one.number for one in SweepView(paths).records if one.finished}
+
+
+def _ended_since(view: SweepView, said: set[int]) -> Iterator[str]:
+    """Yield a line for each trial that has ended and is not in `said`, and add it there."""
+    ended = [one for one in view.records if one.finished]
+    for place, one in enumerate(sorted(ended, key=lambda one: one.finish_order), start=1):
+        if one.number not in said:
+            said.add(one.number)
+            line = ended_line(view.spec, one.number, one.state, one.result, one.reason)
+            yield f"{line} ({place}/{view.num_trials} trials)"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sweeps.engine import fork_server
 from sweeps.errors import NoReport, NoVersion
-from sweeps.formatting import format_best, format_value, joined
+from sweeps.formatting import counted, format_best, format_value, joined
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary
 from sweeps.path_checks import check_file, check_private, make_private, write_file
@@ -212,9 +212,9 @@ def _held(contents: Exported) -> list[str]:
 
 def _rank(spec: SweepSpec, standing: Standing) -> str:
     ended = standing.num_ended
-    among = f"a sweep of {max(ended, spec.max_runs)} trials"
+    among = f"a sweep of {counted(max(ended, spec.max_runs), 'trial')}"
     if ended < spec.max_runs:
-        among = f"the {ended} trials that had ended, of {among}"
+        among = f"the {counted(ended, 'trial')} that had ended, of {among}"
     sentence = f"{standing.rank} of {among}, by the {spec.objective_description}"
     if standing.rank == ON_THE_FRONT:
         sentence += ": no other trial is as good in all of them and better in one"

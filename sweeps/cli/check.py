@@ -29,7 +29,7 @@ from sweeps.cli.console import (
     show_found,
 )
 from sweeps.cli.plain_console import line, plain_table
-from sweeps.formatting import format_duration, quoted
+from sweeps.formatting import counted, format_duration, quoted
 from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ def _text(found: PlanResult) -> RenderableType:
 def _title(found: PlanResult) -> str:
     if found.hours is not None:
         return "what 1 hour buys" if found.hours == 1 else f"what {found.hours:g} hours buy"
-    return f"what {found.plan.trials:,} trials take"
+    count = counted(found.plan.trials, "trial")
+    return f"what {count} take{'s' * (found.plan.trials == 1)}"
 
 
 def _table(options: Sequence[PlanOption]) -> RenderableType:
@@ -168,7 +169,7 @@ def _table(options: Sequence[PlanOption]) -> RenderableType:
             ", ".join(map(str, one.rungs)) or "-",
             f"{one.trials:,}",
             f"{one.simulation.complete:,.0f}",
-            f"{one.expected_epochs:,.0f} {one.report_word}s",
+            counted(one.expected_epochs, one.report_word),
             format_duration(one.seconds),
         )
     return table

@@ -264,11 +264,11 @@ def at_most_one(options: Mapping[str, object]) -> None:
 
 
 def only_with(option: str, value: object, others: Mapping[str, object]) -> None:
-    """Refuse options that say nothing without another one."""
+    """Refuse options that have no effect without another one."""
     for other, given in others.items():
         if _is_given(given) and not _is_given(value):
             fail(
-                f"{other} says nothing without {option}; add {option}, or leave {other} out",
+                f"{other} has no effect without {option}; add {option}, or leave {other} out",
                 code=WRONG_INPUT,
             )
 

@@ -81,7 +81,7 @@ def trials(
             "--top",
             parser=read_whole(1),
             metavar="N",
-            help="Show the first N trials.",
+            help="Show the first N trials; without --sort, the best.",
         ),
     ] = None,
     state: Annotated[
@@ -247,8 +247,7 @@ def best(
     if lost is not None and not weights.lacks_model:  # else the checkpoint itself is there
         found["best_checkpoint"] = None
     finish = view.finish_command(record)
-    said = None if leader is None else leader["said"]
-    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish, said))
+    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish))
 
 
 def compare(

@@ -19,6 +19,7 @@ from rich.text import Text
 from sweeps.cli.plain_console import PlainConsole, line, plain_table
 from sweeps.errors import NO_SUCCESS
 from sweeps.formatting import (
+    counted,
     format_best,
     format_cells,
     format_number,
@@ -59,7 +60,7 @@ def outcome(
         front_outcome(out, result)
     elif result.best:
         (best,) = result.best
-        value = format_number(best.value)
+        value = f"{result.metrics[0]} {format_number(best.value)}"
         if best.over_seeds is not None:
             value += f", {best.over_seeds.in_words()}"
         found = f"{best.best_word}: trial {best.number} with {value} ({joined(best.best_params)})"
@@ -257,11 +258,13 @@ def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
 
 def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> RenderableType:
     """The lines of `sweep sync`."""
-    made = f"drew the figures of {done.drawn} trials; " if done.drawn else ""
-    lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]
+    made = f"drew the figures of {counted(done.drawn, 'trial')}; " if done.drawn else ""
+    lines = [f"{made}delivered {counted(done.delivered, 'record')}; waiting: {done.left}"]
     command = paths.command("sync", "--verify")
     if verified and not done.left and not done.missing:
-        lines.append(f"compared {done.num_runs} runs: nothing is missing in the tracking store")
+        lines.append(
+            f"compared {counted(done.num_runs, 'run')}: nothing is missing in the tracking store"
+        )
     elif verified and not done.left and not done.still_missing:
         lines.append(f"missing in the tracking store, and sent again: {done.missing}")
     elif verified:

@@ -22,6 +22,7 @@ from rich.text import Text
 from sweeps.cli import messages
 from sweeps.cli.plain_console import TextTable, line, plain_table, redraws
 from sweeps.formatting import (
+    counted,
     format_best,
     format_cells,
     format_duration,
@@ -45,6 +46,7 @@ from sweeps.view.sweep_progress import (
     best_of,
     in_order,
     is_feasible,
+    metrics_beside,
     row_of,
     seconds_left,
 )
@@ -103,20 +105,20 @@ def status(
 ) -> RenderableType:
     """Return the lines of `sweep status`; `found` is what its `--json` prints."""
     spec, paths = view.spec, view.paths
-    counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
+    counts = view.counts_in_words(found["trials"])
     lines: list[RenderableType] = [
         Text.assemble(
             (found["name"], "bold"),
             ": ",
             _state(found["state"]),
-            f", {found['num_trials']} trials: {counts}",
+            f", {counted(found['num_trials'], 'trial')}: {counts}",
         )
     ]
     if (of := found["configurations"]) is not None:
-        each = ", ".join(f"{of[state]} {state}" for state in STATES if of[state])
-        lines.append(
-            Text(f"{spec.num_trials} configurations of {spec.repeats.seeds} seeds: {each}")
-        )
+        words = {"waiting": "not started"}  # one with a trial is running
+        each = ", ".join(f"{of[s]} {words.get(s, s)}" for s in STATES if of[s])
+        every = counted(spec.repeats.seeds, spec.repeats.word)
+        lines.append(Text(f"{counted(spec.num_trials, 'configuration')} of {every}: {each}"))
     outcome = None if view.running else view.outcome()
     failure = outcome.failure if outcome is not None else None
     if failure is not None:
@@ -130,8 +132,8 @@ def status(
         record = view.record(found["best"]["number"])
         lines.append(
             Text(
-                f"{record.best_word}: trial {record.number} "
-                f"with {format_number(found['best']['value'])}"
+                f"{record.best_word}: trial {record.number} with {spec.metrics[0]} "
+                f"{format_number(found['best']['value'])}"
             )
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
@@ -157,7 +159,8 @@ def status(
         changes = [word for change in findings.overrides for word in ("-s", change)]
         lines.append(line(f"{findings.next_label}: {paths.command('resume', *changes)}"))
     if found["outbox_pending"]:
-        waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
+        pending = counted(found["outbox_pending"], "record")
+        waiting = f"not delivered to the tracking store yet: {pending}"
         if found["state"] != "running":
             waiting += f"; deliver them with: {paths.command('sync')}"
         lines.append(line(waiting))
@@ -177,8 +180,8 @@ def status(
 def refused(count: int) -> str:
     """Return the message about records that the tracking store rejected for good."""
     return (
-        f"{count} records were refused by the tracking store and are not sent again; "
-        "each is kept with the reason in the table `refused` of outbox/outbox.db"
+        f"refused by the tracking store, and not sent again: {counted(count, 'record')}; each is "
+        "kept with the reason in the table `refused` of outbox/outbox.db"
     )
 
 
@@ -194,7 +197,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     seeds, limited = spec.repeats.seeds > 1, bool(spec.constraints)
     word = spec.budget.report_word
     first = ["trial", "state", *spec.metrics, *["feasible"] * limited]
-    first += [*["+-", "seeds"] * seeds, word, "step"]
+    first += [*["+-", f"{spec.repeats.word}s"] * seeds, word, "step"]
     first += ["duration"] * timed
     last = ["attempts"] * attempts + [*again.values()] + ["seed"] * common + ["reason"] * reasons
     short = titles(keys, [*first, *last])
@@ -233,13 +236,13 @@ _FEASIBLE = {True: "yes", False: "no", None: "-"}
 
 
 def _seed_cells(found: dict[str, Any]) -> list[str]:
-    """Return the standard error and the number of seeds, or of which trial this is a seed."""
+    """Return the standard error and the number of seeds, or which trial this one repeats."""
     if (one := found["over_seeds"]) is None:
         return ["", f"{found['role']} {found['origin']}"]
     return [format_number(one["standard_error"]), f"{one['num_values']} of {one['seeds']}"]
 
 
-def over_seeds(found: dict[str, Any]) -> str | None:
+def over_seeds(found: dict[str, Any], spec: SweepSpec) -> str | None:
     """Return in words of what the value of a trial is, if its configuration has several seeds."""
     one = found["over_seeds"]
     if one is None:
@@ -247,7 +250,7 @@ def over_seeds(found: dict[str, Any]) -> str | None:
     of = f" of {one['seeds']}" * (one["num_values"] < one["seeds"])
     error = one["standard_error"]
     more = "" if error is None else f", standard error {format_number(error)}"
-    return f"{one['value']} of {one['num_values']}{of} seeds{more}"
+    return f"{one['value']} of {one['num_values']}{of} {spec.repeats.word}s{more}"
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
@@ -283,7 +286,10 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         origin = ORIGIN_COLUMNS[found["role"]]
         table.add_row(Text(origin, style="bold"), Text(str(found["origin"])))
         table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
-    if (words := over_seeds(found)) is not None:
+    if found["role"] == "repeat":
+        which = f"{found['seed_index']} of trial {found['origin']}"
+        table.add_row(Text(spec.repeats.word, style="bold"), Text(which))
+    if (words := over_seeds(found, spec)) is not None:
         table.add_row(Text("value is", style="bold"), Text(words))
     if found["feasible"] is not None:
         table.add_row(Text("feasible", style="bold"), Text(_feasible(found)))
@@ -352,19 +358,23 @@ def best(
     written: Sequence[Path],
     lost: str | None,
     finish: str | None = None,
-    said: str | None = None,
 ) -> RenderableType:
-    """Return the lines of `sweep best`; `said` is what is known of it from extra trials."""
+    """Return the lines of `sweep best`."""
+    in_search = format_best(spec.metrics, found["value"], final=spec.select == "final")
+    leader = found.get("confirmation")
+    value = in_search
+    if leader is not None and leader["mean"] is not None:
+        seeds = counted(len(leader["values"]), "seed")
+        value = (
+            f"{spec.metrics[0]} {format_number(leader['mean'])}, its mean over {seeds} of the "
+            f"confirmation ({in_search} in the search)"
+        )
     lines: list[RenderableType] = [
-        Text(
-            f"trial {found['number']}: "
-            f"{format_best(spec.metrics, found['value'], final=spec.select == 'final')}",
-            style="bold",
-        ),
+        Text(f"trial {found['number']}: {value}", style="bold"),
         Text(joined(found["params"])),
-        *([Text(words)] if (words := over_seeds(found)) is not None else []),
+        *([Text(words)] if (words := over_seeds(found, spec)) is not None else []),
         *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
-        *([Text(said)] if said is not None else []),
+        *([Text(leader["said"])] if leader is not None else []),
     ]
     if found["state"] == "pruned":
         lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))
@@ -373,7 +383,8 @@ def best(
     if found["best_checkpoint"]:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
         if found["over_seeds"] is not None:
-            lines.append(Text("it is that of the seed whose value is closest to this one"))
+            which = f"it is that of the {spec.repeats.word} whose value is closest to this one"
+            lines.append(Text(which))
     if lost is not None:
         lines.append(Text(f"no weights to export: {lost}", style="yellow"))
     if "registered" in found:
@@ -542,14 +553,15 @@ def trial_table(
     # Where the learning rate is searched, the applied one says little.
     rates = ["lr"] * ("train.optimizer.lr" not in spec.space) + ["grad_norm"] if live else []
     first = ["trial", "state", *["feasible"] * bool(spec.constraints), spec.budget.report_word]
-    params = titles(list(spec.space), [*first, *values, *rates, "time"])
-    optional, more = [*params, *spec.metrics[1:], *rates], len(rows) - len(shown)
-    columns = [*first, *values, *params, *rates, "time"]
+    beside = {name: name for row in rows for name in metrics_beside(row.metrics, spec)}
+    params = titles(list(spec.space), [*first, *values, *beside, *rates, "time"])
+    optional, more = [*params, *spec.metrics[1:], *beside, *rates], len(rows) - len(shown)
+    columns = [*first, *values, *beside, *params, *rates, "time"]
     table = TextTable(
         columns,
         right={*columns} - {"trial", "state", "feasible"},
         optional=optional,
-        note=f"+ {more} more trial{'s' * (more > 1)}" if more else "",
+        note=f"+ {counted(more, 'more trial')}" if more else "",
     )
     for row in shown:
         cells = [
@@ -557,7 +569,7 @@ def trial_table(
             row.state,
             *[_FEASIBLE[is_feasible([row], spec)]] * bool(spec.constraints),
             f"{row.epoch}/{spec.budget.reports}",
-            *(format_number(row.metrics.get(name)) for name in values.values()),
+            *(format_number(row.metrics.get(name)) for name in [*values.values(), *beside]),
             *(format_parameter(row.params, key) for key in spec.space),
             *(format_number(row.metrics.get(f"train/{name}")) for name in rates),
             format_duration(durations[row.number]),

@@ -41,7 +41,12 @@ from sweeps.spec.spec import SweepSpec
 from sweeps.trust.findings import findings_of
 from sweeps.view.observer import ShutdownNotices, TrialProgress, TrialStart
 from sweeps.view.outcome import SweepOutcome
-from sweeps.view.sweep_progress import SweepProgress, best_with_value
+from sweeps.view.sweep_progress import (
+    SweepProgress,
+    best_with_value,
+    ended_line,
+    metrics_beside,
+)
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
 from trainable.store.regular_files import IrregularFile
@@ -276,12 +281,14 @@ class PlainLines(_Display):
         again = f" (attempt {start.attempt})" if start.attempt > 1 else ""
         if start.step is not None:
             again += f", resumes at step {start.step}" if start.step else ", from the beginning"
-        seed = f", a further seed of trial {start.origin}" if start.role == "repeat" else ""
+        word = self._spec.repeats.word
+        seed = f", a further {word} of trial {start.origin}" if start.role == "repeat" else ""
         self._print(f"trial {start.number} started{again}{seed}: {joined(start.params)}")
 
     def reported(self, progress: TrialProgress) -> None:
         super().reported(progress)
-        names = (*self._spec.metrics, "train/lr", "train/grad_norm")
+        beside = metrics_beside(progress.metrics, self._spec)
+        names = (*self._spec.metrics, *beside, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         budget = self._spec.budget
         self._print(
@@ -302,10 +309,8 @@ class PlainLines(_Display):
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
         super().ended(number, state, value, reason)
-        shown = "" if value is None else f", {self._value(value)}"
-        why = f": {reason}" if reason else ""
         count = f"{self._progress.num_finished}/{self._progress.total} trials"
-        self._print(f"trial {number} {state}{shown}{why} ({count})")
+        self._print(f"{ended_line(self._spec, number, state, value, reason)} ({count})")
 
     def _value(self, value: float | list[float]) -> str:
         return format_best(self._spec.metrics, value, final=self._spec.select == "final")

@@ -30,7 +30,7 @@ from sweeps.cli.console import (
 )
 from sweeps.cli.plain_console import TextTable, line
 from sweeps.errors import LATE, WRONG_INPUT
-from sweeps.formatting import format_bytes
+from sweeps.formatting import counted, format_bytes
 
 if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
@@ -228,7 +228,8 @@ def _sentences(one: Removal) -> list[str]:
     if one.directory != one.paths.directory:
         lines = [f"{one.directory}: the rest of an interrupted removal, {size}"]
     else:
-        lines = [f"sweep '{one.paths.name}': {one.num_trials} trials, {size} at {one.directory}"]
+        trials = counted(one.num_trials, "trial")
+        lines = [f"sweep '{one.paths.name}': {trials}, {size} at {one.directory}"]
     if one.objects is not None:
         objects = format_bytes(one.num_object_bytes)
         lines.append(f"  {one.num_objects} objects, {objects}, at {one.objects}")
@@ -237,7 +238,7 @@ def _sentences(one: Removal) -> list[str]:
     if one.num_waiting:
         sync = one.paths.command("sync")
         lines.append(
-            f"  {one.num_waiting} records are not delivered yet; deliver them with: {sync}"
+            f"  not delivered yet: {counted(one.num_waiting, 'record')}; deliver with: {sync}"
         )
     if one.owner is not None:
         lines.append(f"  it is a copy: what {one.owner} keeps elsewhere stays")
@@ -255,7 +256,7 @@ def _removed(planned: Sequence[Removal]) -> RenderableType:
 
     last = planned[-1]
     size = format_bytes(sum(one.num_bytes for one in planned))
-    parts = [f"{last.num_trials} trials, {size}"]
+    parts = [f"{counted(last.num_trials, 'trial')}, {size}"]
     if objects := sum(one.num_objects for one in planned):
         freed = format_bytes(sum(one.num_object_bytes for one in planned))
         parts.append(f"{objects} objects, {freed}, in the object store")

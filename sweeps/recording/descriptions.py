@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from redaction.escapes import printable
-from sweeps.formatting import format_best, format_parameter, titles
+from sweeps.formatting import counted, format_best, format_parameter, titles
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.trials import ENDINGS, TrialSummary, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
@@ -54,7 +54,7 @@ def describe_sweep(
     num_ended = sum(counts[state] for state in ENDINGS)
     count = count_trials(spec.num_trials, records, spec.repeats.seeds)
     lines = [
-        f"**{num_ended} of {count} trials** for the "
+        f"**{num_ended} of {counted(count, 'trial')}** for the "
         f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),
     ]
     if len(best) == 1:
@@ -74,7 +74,7 @@ def _length(record: TrialSummary, spec: SweepSpec) -> str:
     if not record.epoch:
         first = "the end of its first epoch" if word == "epoch" else "its first report"
         return f"before {first}"
-    epochs = f"{record.epoch} {word}{'s' * (record.epoch != 1)}"
+    epochs = counted(record.epoch, word)
     if record.epoch >= spec.budget.reports:
         return f"after {epochs}"
     return f"after {epochs} of {spec.budget.reports}"

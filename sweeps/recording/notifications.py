@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from redaction.secrets import redact_clipped, redact_value
-from sweeps.formatting import joined
+from sweeps.formatting import counted, joined
 from sweeps.ledger.ranking import front, front_so_far
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
@@ -110,7 +110,7 @@ class Notifier:
             event,
             at,
             best[0] if len(best) == 1 else None,
-            f"{event} with {ended} of {count} trials",
+            f"{event} with {ended} of {counted(count, 'trial')}",
             reason,
             {state: counts[state] for state in ("complete", "pruned", "failed")},
         )

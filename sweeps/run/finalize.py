@@ -17,6 +17,7 @@ from typing import NamedTuple
 from sweeps.artifacts.export import Standing, export_trial
 from sweeps.engine.signals import Interruption
 from sweeps.errors import NO_SUCCESS
+from sweeps.formatting import counted
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.ranking import front_so_far
@@ -161,7 +162,7 @@ def _deliver(recorder: Recorder, interruption: Interruption, say: Callable[[str]
     while (left := deadline - time.monotonic()) > 0 and (
         waiting := recorder.flush(min(left, 0.2))
     ):
-        say(f"delivering {waiting} records to the tracking store")
+        say(f"delivering {counted(waiting, 'record')} to the tracking store")
         now = time.monotonic()
         # End before the grace period does; the next resume delivers the rest.
         if interruption.requested:

@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 from sweeps.artifacts.trial_figures import trials_without_figures
+from sweeps.formatting import counted
 from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
 from sweeps.stores import reach_tracking, tracker_at
@@ -82,11 +83,12 @@ def _drawing(say: Callable[[str], None], view: SweepView | None, remote: bool) -
     if view is None or not missing:
         yield
         return
+    count = counted(missing, "trial")
     if remote:
-        say(f"draw the figures of {missing} trials with: {view.paths.command('sync')}")
+        say(f"draw the figures of {count} with: {view.paths.command('sync')}")
         yield
         return
-    say(f"drawing the figures of {missing} trials for MLflow; reload its page to see them")
+    say(f"drawing the figures of {count} for MLflow; reload its page to see them")
     command = ["-m", "sweeps.entry", "sync", view.paths.name, "--root", str(view.paths.root)]
     process = start_python(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
     lower_priority(process)

@@ -113,7 +113,7 @@ _OF_THE_LOOP = ("best/", "grad_norm/", "memory/", "num_", "param/", "train/")
 
 def metrics_beside(metrics: Iterable[str], spec: SweepSpec) -> list[str]:
     """Return the metrics that a task reports beside those that the sweep compares."""
-    known = {*spec.reported, "epoch", spec.budget.report_word}
+    known = {*spec.metrics, "epoch", spec.budget.report_word}
     return [one for one in metrics if one not in known and not one.startswith(_OF_THE_LOOP)]
 
 

@@ -154,7 +154,7 @@ def test_ctrl_c_after_the_end_changes_no_message(tmp_path: Path) -> None:
         made.add("complete", value)
     code, out, err = _run_and_interrupt_the_end(CommandLine(tmp_path), "resume", "small")
     assert code == 0, err
-    assert out.startswith("best: trial 1 with 0.25 ")
+    assert out.startswith("best: trial 1 with val/loss 0.25 ")
     assert "interrupted" not in err
 
 

@@ -57,6 +57,28 @@ def _play(view: ProgressTable | PlainLines) -> None:
 
 
 @pytest.mark.parametrize("kind", [ProgressTable, PlainLines])
+def test_metrics_that_a_task_reports_beside_the_searched_one_are_shown(
+    spec: SweepSpec, kind: type[ProgressTable] | type[PlainLines]
+) -> None:
+    for width, is_shown in ((120, True), (60, False)):
+        console = Console(file=io.StringIO(), width=width, height=20)
+        view = kind(console, SweepProgress(spec))
+        view.started(TrialStart(0, PARAMS, 1))
+        beside = {"val/mae": 0.125, "memory/process_mb": 412.0, "epoch": 1.0}
+        one = _progress(0, 1, 0.5, 0.5)
+        view.reported(one._replace(metrics=one.metrics | beside))
+        if isinstance(view, ProgressTable):
+            console.print(view.render())
+            text = console.file.getvalue()  # type: ignore[attr-defined]  # it is in memory
+            assert ("0.125" in text) == is_shown
+            assert ("no room for val/mae" in text) == (not is_shown)
+        else:
+            text = console.file.getvalue()  # type: ignore[attr-defined]  # it is in memory
+            assert "val/mae 0.125" in text
+        assert "process_mb" not in text
+
+
+@pytest.mark.parametrize("kind", [ProgressTable, PlainLines])
 def test_resumed_trial_says_from_which_step(
     spec: SweepSpec, kind: type[ProgressTable | PlainLines]
 ) -> None:
