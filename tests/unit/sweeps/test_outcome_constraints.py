@@ -186,7 +186,7 @@ def test_infeasible_trials_compete_by_their_violation() -> None:
     spec = spec_of("early_stopping={scheduler: asha, reduction: 2}")
     stopped = _told(spec, (0.5, 9.0), (0.01, 50.0), (0.9, 6.0))
     assert stopped.keys() == {1}
-    assert "needed a smaller violation, rank 2 of 2" in stopped[1]
+    assert "needed a smaller violation to be in the best 1/" in stopped[1]
 
 
 def test_a_feasible_trial_is_promoted_before_a_better_infeasible_one() -> None:

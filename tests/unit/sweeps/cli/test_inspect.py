@@ -126,8 +126,8 @@ def test_watch_without_a_terminal_prints_changes(tmp_path: Path) -> None:
     watch(PlainConsole(file=said), iter(views).__next__, every=0)
     heads = [one for one in said.getvalue().splitlines() if one.startswith("small: ")]
     assert heads == [
-        "small: running, 3 trials: 2 waiting, 1 running",
-        "small: interrupted, 3 trials: 2 waiting, 1 complete",
+        "small: running, 3 trials: 1 running, 2 not started",
+        "small: interrupted, 3 trials: 1 waiting, 1 complete, 1 not started",
     ]
 
 

@@ -33,7 +33,7 @@ def test_rejected_records_are_reported(tmp_path: Path) -> None:
     assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
     text = io.StringIO()
     Console(file=text, width=200).print(render.status(found, sweep.view))
-    assert "1 records were refused by the tracking store" in text.getvalue()
+    assert "refused by the tracking store, and not sent again: 1 record;" in text.getvalue()
 
 
 def test_page_of_a_sweep_links_to_its_tracking_server(

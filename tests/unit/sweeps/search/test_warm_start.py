@@ -14,6 +14,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import TrialState
 
 from sweeps.errors import SearchChanged
+from sweeps.formatting import counted
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger, Suggestion
 from sweeps.ledger.ranking import value_of
@@ -101,7 +102,7 @@ def test_taken_and_skipped_trials_are_listed(tmp_path: Path) -> None:
     narrow = _warm("space.train.clip.max_norm={uniform: [0.1, 5]}")
     inside = [t for t in made.ledger.trials()[:6] if t.params["train.clip.max_norm"] <= 5]
     told = collect_warm_start(tmp_path, narrow).summary
-    assert told.startswith(f"warm start from {len(inside)} trials of 'old'")
+    assert told.startswith(f"warm start from {counted(len(inside), 'trial')} of 'old'")
     assert f"{8 - 2 - len(inside)} outside the space" in told
 
 
@@ -338,14 +339,14 @@ def test_other_reports_are_not_compared_and_the_run_says_so(tmp_path: Path, budg
     _own(ledger, spec, 0.6)
     assert _shown(spec, ledger) == [0.9, *["PRUNED"] * 4]
     assert ledger.warm_start.summary == (
-        "warm start from 1 trials of 'old'; 1 of these trials have no reports like those of this "
+        "warm start from 1 trial of 'old'; 1 of these trials have no reports like those of this "
         "sweep, so its own stopped trials rank behind all complete ones and are not compared at "
         "rungs; for that, let both budgets report alike (unit, report_every, val_batches), take "
         "no population (pbt, pb2), or leave search.warm_start out"
     )
     for silent in (_warm("budget.epochs=9"), _warm(*ASHA, sampler="nsgaii")):
         told = collect_warm_start(tmp_path, silent).summary
-        assert told == "warm start from 1 trials of 'old'"
+        assert told == "warm start from 1 trial of 'old'"
 
 
 def test_prior_configuration_is_compared_over_its_seeds(tmp_path: Path) -> None:
