@@ -259,7 +259,8 @@ def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
 def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> RenderableType:
     """The lines of `sweep sync`."""
     made = f"drew the figures of {counted(done.drawn, 'trial')}; " if done.drawn else ""
-    lines = [f"{made}delivered {counted(done.delivered, 'record')}; waiting: {done.left}"]
+    left = f"{done.left} wait{'s' * (done.left == 1)}"
+    lines = [f"{made}delivered {counted(done.delivered, 'record')}; {left}"]
     command = paths.command("sync", "--verify")
     if verified and not done.left and not done.missing:
         lines.append(

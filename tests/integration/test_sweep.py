@@ -223,7 +223,7 @@ def test_each_trial_run_holds_its_figures(
     client.set_tag(run.info.run_id, "figures", "missing")
     assert client.list_artifacts(run.info.run_id, "figures") == []
 
-    words = r"drew the figures of 1 trials; delivered [1-9]\d* records; 0 wait\n"
+    words = r"drew the figures of 1 trial; delivered [1-9]\d* records; 0 wait\n"
     assert re.fullmatch(words, module_cli.ok("sync", "small"))
     for number, run in children.items():
         assert client.get_run(run.info.run_id).data.tags["figures"] == "drawn", number
