@@ -35,6 +35,7 @@ STARTING = {
 """Functions that start a process, by the last name of their module."""
 KNOWN = {
     ("sweeps/engine/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
+    ("sweeps/engine/node_notice.py", "['sh', '-c', command]"): "the user's `preemption.command`",
     (
         "trainable/processes/attempt_process.py",
         "command",
