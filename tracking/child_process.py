@@ -66,7 +66,7 @@ def end_group(process: subprocess.Popen[str], patience: float = 0.0) -> None:
 
 
 def lower_priority(process: subprocess.Popen[str]) -> None:
-    """Let a child run when nobody else does; without SCHED_IDLE it gets the highest niceness."""
+    """Let a child run only while the CPU is idle; without SCHED_IDLE it gets niceness 19."""
     with contextlib.suppress(OSError):  # the process has ended, or a sandbox forbids it
         os.setpriority(os.PRIO_PROCESS, process.pid, 19)
         if hasattr(os, "SCHED_IDLE"):

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from sweeps.errors import OriginChanged, SpecError, UserError
+from sweeps.formatting import counted
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.reconcile.extra_training import (
@@ -256,12 +257,14 @@ def _fault_of_length(
     paths: SweepPaths, was: TrialConfig, spec: SweepSpec, trial: TrialSummary
 ) -> str | None:
     """Return why a complete trial cannot be trained longer; None if it can."""
-    number, word = trial.number, f"{spec.budget.report_word}s"
-    if spec.budget.reports <= was.budget.reports:
+    number, had = trial.number, was.budget.reports
+    if spec.budget.reports <= had:
+        word = spec.budget.report_word
+        longer = f"budget.epochs={2 * had}" if word == "epoch" else "budget.KEY=VALUE"
         return (
-            f"trial {number} is complete, and the budget is {spec.budget.reports} {word}, as many "
-            "as it has; --finish takes a pruned trial, or with a longer budget a complete one; "
-            f"write for example -s budget.{word}={2 * was.budget.reports}"
+            f"trial {number} is complete, and the budget is not longer than its "
+            f"{counted(had, word)}; --finish takes a pruned trial, or with a longer budget a "
+            f"complete one; lengthen it with -s {longer}"
         )
     if _shared_checkpoint(paths, spec, trial) is None:
         return (
@@ -297,8 +300,8 @@ def _fault_of_config(was: TrialConfig, spec: SweepSpec, trial: TrialSummary) -> 
             f"{trial.number}: {error}; change it back with -s KEY=VALUE"
         )
     found = changes(was, now)
-    free = (_NOT_OF_TRAINING, "budget." if trial.state == "complete" else _NOT_OF_TRAINING)
-    differing = [key for key in found if not key.startswith(free)]
+    free = [_NOT_OF_TRAINING, *["budget."] * (trial.state == "complete")]
+    differing = [key for key in found if not key.startswith(tuple(free))]
     if not differing:
         return None
     each = ", ".join(f"{key}: {found[key][0]} -> {found[key][1]}" for key in differing)

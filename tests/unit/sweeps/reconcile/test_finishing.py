@@ -125,7 +125,9 @@ def test_complete_trial_is_trained_longer_from_where_the_rate_begins_to_fall(
     tmp_path: Path,
 ) -> None:
     made = _complete(tmp_path)
-    assert "with a longer budget a complete one" in _refused(made, 0)
+    assert "not longer than its 10 epochs" in _refused(made, 0)
+    _longer(made, 5)
+    assert _refused(made, 0).endswith("lengthen it with -s budget.epochs=20")
     _longer(made, 20)
     trials = made.ledger.trials()
     assert trials_to_finish(made.paths, made.spec, trials, [0]) == [0]
