@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import statistics
 from pathlib import Path
@@ -446,6 +447,16 @@ def test_history_of_another_question_gives_no_prior(tmp_path: Path, override: st
     spec, found = _with_history(tmp_path, override)
     assert all(one.prior is None for one in spec.space.values())
     assert found.startswith(f"no priors from earlier sweeps: none below {tmp_path} has 5 trials")
+
+
+def test_task_of_ones_own_is_another_one_in_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _earlier(tmp_path)
+    monkeypatch.setattr("sweeps.ledger.warm_start.BUILT_IN", {})
+    for code, found in (("/elsewhere", "no priors"), (os.getcwd(), "priors from old")):
+        made.ledger.store_run_from({"code": code})
+        assert _with_history(tmp_path)[1].startswith(found)
 
 
 def test_history_tells_of_sweeps_that_it_cannot_read(tmp_path: Path) -> None:
